@@ -1,0 +1,121 @@
+#pragma once
+// A machine: nodes of equal GPUs, what connects them, host memory, disks, network, price. The catalog, machine.json,
+// `probe` and plan.json all use this one form. Rates are one direction, theoretical unless the name says measured;
+// the fractions that make them achievable live in the cost model and are printed as assumptions.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/assumption.h"
+#include "models/units.h"
+
+namespace zeroplan {
+
+struct GpuSpec {
+  std::string name;                              // "A100-SXM4-80GB"
+  std::string vendor;                            // "NVIDIA"
+  std::string arch;                              // "Ampere"
+  std::string compute_capability;                // "8.0"; empty if unknown
+  Bytes memory;                                  // what a process can allocate before context and libraries
+  BytesPerSecond memory_bandwidth;               // spec sheet
+  std::optional<FlopsPerSecond> peak_bf16;       // dense
+  std::optional<FlopsPerSecond> peak_fp16;
+  std::optional<FlopsPerSecond> peak_fp32;       // tensor-core tf32 not counted
+  std::optional<FlopsPerSecond> measured_matmul; // best sustained 16-bit matmul measured on this GPU
+  std::optional<std::int64_t> num_sms;
+  BytesPerSecond nvlink;                         // all links of one GPU, one direction; 0: none
+  int nvlink_generation = 0;                     // 0: none or not NVIDIA
+  int nvlink_links = 0;
+  int pcie_generation = 4;
+  BytesPerSecond pcie;                           // x16, one direction
+  std::optional<bool> p2p_over_pcie;
+  std::vector<std::string> sources;
+  std::vector<std::string> recalled;             // fields known from memory only: printed as "recalled"
+};
+
+/// How the GPUs of one node reach each other (data/hardware README).
+enum class Interconnect : std::uint8_t { nvswitch, nvlink_mesh, nvlink_pairs, pcie_switch, root_complex, single };
+std::string_view to_string(Interconnect value);
+
+struct NvmeSpec {
+  int drives = 0;                                // 0: no NVMe
+  Bytes capacity;                                // all drives of a node
+  BytesPerSecond read;                           // all drives of a node together
+  BytesPerSecond write;
+};
+
+struct NetworkSpec {
+  int nics = 0;                                  // 0: unknown or none
+  BytesPerSecond bandwidth;                      // all NICs of a node together, one direction
+  std::string kind;                              // "EFA v2", "InfiniBand NDR"
+};
+
+struct PriceSpec {
+  double usd_per_hour = 0;                       // on demand, whole node
+  std::string region, date, source;
+};
+
+struct MachineSpec {
+  std::string name;                              // "p4de.24xlarge"
+  std::string provider;                          // "AWS"; "generic"; "user"
+  std::string kind;                              // "cloud", "on-prem", "on-prem template", "generic", "probed"
+  GpuSpec gpu;
+  int gpus_per_node = 1;                         // ranks per node
+  int nodes = 1;
+  Interconnect interconnect = Interconnect::single;
+  BytesPerSecond nvlink;                         // per GPU, one direction, as this node wires it; 0: none
+  int gpus_per_pcie_switch = 1;
+  int gpus_per_root_complex = 1;
+  int sockets = 1;
+  int physical_cores = 0;                        // per node; 0: unknown
+  std::string cpu;
+  Bytes dram;                                    // per node, installed
+  BytesPerSecond dram_bandwidth;                 // per node, achievable read-modify-write
+  NvmeSpec nvme;
+  NetworkSpec network;
+  std::optional<PriceSpec> price;
+  /// Compute happens on the host's cores ("probed" machines without a GPU): no PCIe copies are needed then.
+  bool host_device = false;
+  std::vector<std::string> sources;
+  std::vector<std::string> recalled;
+  std::vector<Assumption> assumptions;           // null fields filled from node_defaults.json
+
+  int ranks() const { return gpus_per_node * nodes; }
+  /// DRAM minus the larger of 8 GiB and 5 % (spec, defaults).
+  Bytes usable_dram() const;
+};
+
+/// machine.json (schema 1), the form of catalog entries too: strict, units as text.
+MachineSpec read_machine(std::string_view text, const std::string& file_name);
+/// Writes what read_machine reads; round-trips exactly.
+std::string write_machine(const MachineSpec& machine);
+
+/// The text of `--gpus`: "4xA100-80G", "8xH100", "2x3090-24G", any case, "a100_80gb".
+struct GpuRequest {
+  int count = 0;            // per node
+  std::string gpu;          // canonical catalog name
+};
+/// Throws InputError on a count below 1, an unknown or ambiguous name (nearest ones listed) or a label that is not the
+/// GPU's memory.
+GpuRequest parse_gpu_request(std::string_view text);
+
+/// The machine that `--gpus`/`--machine` means (spec section 3, Defaults): the cheapest on-demand priced catalog node with
+/// exactly that GPU and count and a known DRAM size; else an on-premise entry; else a generic node. A count above the
+/// largest node of that GPU is refused with the `--nodes` spelling. Every default taken is in `assumptions`.
+MachineSpec machine_for(const GpuRequest& request, int nodes);
+/// A catalog node by name or alias, or a machine.json path.
+MachineSpec find_machine(const std::string& name_or_path);
+
+/// `--nvme 4x2TB[@6.5GB/s]`: drives x capacity [@ read rate a drive]; the write rate is half of a given read rate.
+NvmeSpec parse_nvme(std::string_view text);
+
+/// Names of the catalog's nodes and GPUs, sorted.
+std::vector<std::string> machine_names();
+std::vector<std::string> gpu_names();
+/// One GPU of the catalog by canonical name. Throws InputError with the nearest names.
+GpuSpec find_gpu(const std::string& name);
+
+}  // namespace zeroplan
