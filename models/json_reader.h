@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "models/error.h"
@@ -33,6 +34,10 @@ class JsonValue {
  public:
   enum class Kind : std::uint8_t { null, boolean, integer, real, string, array, object };
 
+  // Values point at their parents: they move only while a document is built.
+  JsonValue(JsonValue&&) noexcept = default;
+  JsonValue& operator=(JsonValue&&) noexcept = default;
+
   Kind kind() const { return kind_; }
   bool is_null() const { return kind_ == Kind::null; }
   bool is_object() const { return kind_ == Kind::object; }
@@ -40,7 +45,7 @@ class JsonValue {
   bool is_string() const { return kind_ == Kind::string; }
   bool is_number() const { return kind_ == Kind::integer || kind_ == Kind::real; }
   int line() const { return line_; }
-  const std::string& pointer() const { return pointer_; }   // "/gpu/memory_bandwidth"
+  std::string pointer() const;                               // "/gpu/memory_bandwidth", "" at the root
   const std::string& file() const { return *file_; }        // as the user named it
 
   // Objects. Keys keep their order in the file; a key given twice is an error at parse time.
@@ -72,18 +77,17 @@ class JsonValue {
   std::string short_form() const;
 
  private:
-  friend class JsonDocument;
   friend class JsonTreeBuilder;
-  Kind kind_ = Kind::null;
-  bool boolean_ = false;
-  int line_ = 0;
-  std::int64_t integer_ = 0;
-  double real_ = 0;
-  std::string string_;
-  std::string pointer_;
+  using Items = std::vector<JsonValue>;
+  using Members = std::vector<std::pair<std::string, JsonValue>>;
+  JsonValue(Kind kind, int line) : line_(line), kind_(kind) {}
+  std::string place() const;  // "file:line: /pointer"
+
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, Items, Members> data_;
+  const JsonValue* parent_ = nullptr;  // pointer() walks up: no string per value
   const std::string* file_ = nullptr;
-  std::vector<JsonValue> items_;
-  std::vector<std::pair<std::string, JsonValue>> members_;
+  int line_ = 0;
+  Kind kind_ = Kind::null;
 };
 
 /// A parsed file. Movable, not copyable (values point into it).
