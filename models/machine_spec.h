@@ -32,8 +32,11 @@ struct GpuSpec {
   int pcie_generation = 4;
   BytesPerSecond pcie;                           // x16, one direction
   std::optional<bool> p2p_over_pcie;
+  BytesPerSecond c2c;                            // NVLink-C2C of a superchip's CPU, one direction; 0: copies take PCIe
+  int gpus_per_c2c = 1;                          // GPUs that share it
   std::vector<std::string> sources;
   std::vector<std::string> recalled;             // fields known from memory only: printed as "recalled"
+  friend bool operator==(const GpuSpec&, const GpuSpec&) = default;
 };
 
 /// How the GPUs of one node reach each other (data/hardware README).
@@ -45,17 +48,21 @@ struct NvmeSpec {
   Bytes capacity;                                // all drives of a node
   BytesPerSecond read;                           // all drives of a node together
   BytesPerSecond write;
+  friend bool operator==(const NvmeSpec&, const NvmeSpec&) = default;
 };
 
 struct NetworkSpec {
   int nics = 0;                                  // 0: unknown or none
   BytesPerSecond bandwidth;                      // all NICs of a node together, one direction
   std::string kind;                              // "EFA v2", "InfiniBand NDR"
+  bool gpudirect = false;                        // NICs read and write GPU memory; else copies pass through DRAM
+  friend bool operator==(const NetworkSpec&, const NetworkSpec&) = default;
 };
 
 struct PriceSpec {
   double usd_per_hour = 0;                       // on demand, whole node
   std::string region, date, source;
+  friend bool operator==(const PriceSpec&, const PriceSpec&) = default;
 };
 
 struct MachineSpec {
@@ -70,6 +77,7 @@ struct MachineSpec {
   int gpus_per_pcie_switch = 1;
   int gpus_per_root_complex = 1;
   int sockets = 1;
+  BytesPerSecond socket_link;                    // GPU traffic between two sockets, one direction; 0 with one socket
   int physical_cores = 0;                        // per node; 0: unknown
   std::string cpu;
   Bytes dram;                                    // per node, installed
@@ -84,6 +92,7 @@ struct MachineSpec {
   std::vector<Assumption> assumptions;           // null fields filled from node_defaults.json
 
   int ranks() const { return gpus_per_node * nodes; }
+  friend bool operator==(const MachineSpec&, const MachineSpec&) = default;
   /// DRAM minus the larger of 8 GiB and 5 % (spec, defaults).
   Bytes usable_dram() const;
 };
@@ -106,6 +115,9 @@ GpuRequest parse_gpu_request(std::string_view text);
 /// exactly that GPU and count and a known DRAM size; else an on-premise entry; else a generic node. A count above the
 /// largest node of that GPU is refused with the `--nodes` spelling. Every default taken is in `assumptions`.
 MachineSpec machine_for(const GpuRequest& request, int nodes);
+/// Sets the number of nodes. Several nodes without a known network get the default one, as an assumption.
+/// Throws InputError when `nodes` is not in [1, 65536].
+void set_nodes(MachineSpec& machine, int nodes);
 /// A catalog node by name or alias, or a machine.json path.
 MachineSpec find_machine(const std::string& name_or_path);
 
