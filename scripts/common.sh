@@ -12,29 +12,27 @@ test_packages=(catch2 clang-format-14)
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 
-# install_missing PACKAGE...: apt-get only when one is missing. On other distributions CMake names what it lacks.
+# install_missing PACKAGE...: apt-get only when one is missing. What it cannot install (no root, no network, another
+# distribution) may be there in another form: CMake decides, and names what it lacks.
 install_missing() {
   command -v dpkg-query >/dev/null || return 0
-  local package missing=()
+  local package missing=() sudo=()
   for package in "$@"; do
     [[ "$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null)" == *' installed' ]] || missing+=("$package")
   done
   ((${#missing[@]})) || return 0
-  local sudo=()
   if ((EUID != 0)); then
     if ! command -v sudo >/dev/null; then
-      say "these packages are missing, and only root can install them: apt-get install ${missing[*]}"
-      exit "$kMachineFailed"
+      say "missing, and only root can install them: apt-get install ${missing[*]}"
+      return 0
     fi
     sudo=(sudo)
   fi
   say "installing ${missing[*]}"
-  if ! { "${sudo[@]}" apt-get update -qq &&
-         "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-           apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >&2; then
+  { "${sudo[@]}" apt-get update -qq &&
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >&2 ||
     say "apt-get could not install ${missing[*]}"
-    exit "$kMachineFailed"
-  fi
 }
 
 # configure PRESET [OPTION...]: afresh when the build folder came from another place (a copied tree).
