@@ -1,0 +1,47 @@
+#pragma once
+// Lowering: (model, plan) -> Schedule, one function per engine. `rank` does not matter yet: every rank of a data-parallel
+// group runs the same schedule (SPMD) and flat-range shards are equal.
+
+#include <memory>
+
+#include "models/model_spec.h"
+#include "models/plan.h"
+#include "models/schedule.h"
+
+namespace zeroplan {
+
+enum class Folding : std::uint8_t {
+  none,    // every layer and micro-step op by op: executors, simulator, arena, validate
+  layers,  // equal layers and micro-steps once, with Repeat: the planner's form
+};
+
+/// Elements of one block's flat parameter buffer and of one rank's shard of it: tensors in order, each aligned to 256 bytes
+/// of the compute type, the total padded to shard_ranks x 256 bytes (runtime.md section 3).
+struct FlatLayout {
+  std::int64_t parameters = 0;  // without any padding
+  std::int64_t padded = 0;
+  std::int64_t shard = 0;       // padded / shard_ranks
+};
+FlatLayout flat_layout(const BlockKind& kind, DType type, int shard_ranks);
+
+/// Lowers many plans of one model: what does not depend on the plan (forward, backward and recompute order of each block
+/// kind) is worked out once. Not thread-safe; make one per thread.
+class Lowering {
+ public:
+  explicit Lowering(const ModelSpec& model);
+  ~Lowering();
+  Lowering(const Lowering&) = delete;
+  Lowering& operator=(const Lowering&) = delete;
+
+  /// The step of one rank under the zeroplan engine. Precondition: check_plan() passed.
+  Schedule zeroplan(const Plan& plan, Folding folding);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// As Lowering(model).zeroplan(plan, folding). Throws InputError for an engine that has no lowering yet.
+Schedule lower(const ModelSpec& model, const Plan& plan, Folding folding);
+
+}  // namespace zeroplan
