@@ -63,6 +63,7 @@ struct AttentionShape {
   std::int64_t v_dim = 0;
   bool causal = true;
   std::int64_t window = 0;          // 0: none; else keys a query sees at most (sliding window or chunk)
+  bool chunked = false;             // the window is a fixed chunk (Llama 4), not one that slides
   bool cross = false;               // keys and values come from the encoder output
 };
 
