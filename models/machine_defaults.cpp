@@ -207,7 +207,7 @@ void set_nodes(MachineSpec& machine, int nodes) {
   const bool ddr5 = contains(defaults.root().at("dram_bandwidth").at("ddr5_archs"), machine.gpu.arch);
   const bool listed = find_catalog_file(fmt::format("gpus/{}.json", machine.gpu.name)) != nullptr;
   const std::string segment = listed ? load_gpu(machine.gpu.name).segment : "data centre";
-  const std::string_view key = segment != "data centre" ? segment : (ddr5 ? "data_centre_ddr5" : "data_centre");
+  const std::string key = segment != "data centre" ? segment : (ddr5 ? "data_centre_ddr5" : "data_centre");
   machine.network = {1, rule.at(key).as_rate(), "not stated", false};
   machine.assumptions.push_back({"network of a node", rule.at(key).as_string(),
                                  fmt::format("default: {}", rule.at("source").as_string())});

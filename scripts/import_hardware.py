@@ -15,6 +15,13 @@ CATALOG = pathlib.Path(__file__).resolve().parent.parent / "models" / "catalog"
 # links.json: nvlink-c2c-gh200 and nvlink-c2c-gb200.
 C2C = {"GH200-96GB": 1, "GH200-144GB": 1, "GB200": 2, "GB300": 2}
 
+# Figures that the data set leaves open and that follow from others.
+DERIVED = {
+    "RTX-PRO-6000-Blackwell-Server": (
+        {"peak_bf16": "480 TFLOPS", "peak_fp16": "480 TFLOPS"},
+        "peak_bf16, peak_fp16: 503.8 of the workstation edition x 120 / 125.95, the ratio of the fp32 rates"),
+}
+
 GPU_FIELDS = {
     "memory.nvidia_smi_total_MiB": ["memory"],
     "memory.label": ["memory"],
@@ -171,7 +178,10 @@ def convert_gpu(gpu):
         "gpus_per_c2c": C2C.get(gpu["name"]),
         "sources": resolve(gpu["sources"]),
     }
-    entry = known(entry)
+    figures, basis = DERIVED.get(gpu["name"], ({}, None))
+    entry = known(entry | figures)
+    if basis:
+        entry["sources"] = entry["sources"] + [basis]
     # Form factor and the like are not carried, so their "recalled" marks are not either.
     marks = recalled(gpu["recalled_fields"], GPU_FIELDS, entry | {"memory": ""})
     return known(entry | {"recalled": marks})
