@@ -180,8 +180,9 @@ ModelSpec find_model(const std::string& text) {
     return model;
   }
   if (const auto size = parameters_named(text); size && *size > 0) fail_on_size(text, *size, names);
-  throw InputError(fmt::format("--model: no file and no model of the catalog is called \"{}\"; {}", text,
-                               did_you_mean(text, names)));
+  const std::string hint = did_you_mean(text, names);
+  throw InputError(fmt::format("--model: no file and no model of the catalog is called \"{}\"{}{}", text,
+                               hint.empty() ? "" : "; ", hint));
 }
 
 }  // namespace zeroplan

@@ -30,12 +30,12 @@ constexpr std::array<std::string_view, 26> kSuspicious = {
     "mlp",    "embed",  "ssm",  "mamba", "conv",  "quant", "d_model",      "lora"};
 
 // ... unless it has one of these: numerics, dropout, generation, bookkeeping.
-constexpr std::array<std::string_view, 33> kHarmless = {
+constexpr std::array<std::string_view, 35> kHarmless = {
     "dropout",  "pdrop",      "layerdrop", "eps",       "rope",       "rotary",      "token_id", "initializer",
     "init_",    "cache",      "loss",      "aux_",      "scal",       "softcap",     "clip",     "temperature",
     "norm_topk", "torch",     "dtype",     "tokenizer", "label",      "return_dict", "output_",  "gradient_checkpointing",
     "n_group",  "topk",       "query_pre_attn", "swiglu", "fp32",     "attn_impl",   "attn_uses", "is_decoder",
-    "max_window_layers"};
+    "max_window_layers", "alibi", "normalize"};
 
 template <std::size_t N>
 bool contains_any(std::string_view text, const std::array<std::string_view, N>& words) {

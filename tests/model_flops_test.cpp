@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "models/block_program.h"
 #include "tests/catch.h"
 #include "tests/model_test_support.h"
 
@@ -192,4 +193,30 @@ TEST_CASE("Every graph is well formed") {
       CHECK(kind.values[static_cast<std::size_t>(kind.output)].per_token == model.hidden);
     }
   }
+}
+
+TEST_CASE("Every block has a program in each recompute mode, with adapters too") {
+  for (const std::string& name : model_names()) {
+    for (const bool adapters : {false, true}) {
+      ModelSpec model = find_model(name);
+      if (adapters) apply_lora(model, 4);
+      for (const BlockKind& kind : model.kinds) {
+        CAPTURE(name, kind.name, adapters);
+        for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
+          CHECK_NOTHROW(build_program(kind, mode));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Selective recompute leaves 2(4h + 2rh + 2f) + 4a + 8 of a Llama layer") {
+  const BlockKind kind = first_layer(find_model("llama-2-7b"));
+  const BlockProgram program = build_program(kind, Recompute::selective);
+  std::int64_t bytes = 0;
+  for (const int slot : program.saved) {
+    const Value& value = kind.values[static_cast<std::size_t>(program.slots[static_cast<std::size_t>(slot)].value)];
+    bytes += value.per_token * (value.type == ValueType::activation ? 2 : 4);
+  }
+  CHECK(bytes == 2 * (4 * 4096 + 2 * 4096 + 2 * 11008) + 4 * 32 + 8);
 }
