@@ -112,17 +112,24 @@ class Completion {
                        rule.at("source").as_string()));
   }
 
+  std::string socket_bandwidth(const JsonValue& rule) const {
+    for (const JsonValue& pair : rule.at("by_cpu").items()) {
+      if (machine_.cpu.find(pair.items()[0].as_string()) != std::string::npos) return pair.items()[1].as_string();
+    }
+    const bool ddr5 = contains(rule.at("ddr5_archs"), machine_.gpu.arch);
+    return rule.at(ddr5 ? "ddr5_per_socket" : "ddr4_per_socket").as_string();
+  }
+
   void set_dram_bandwidth() {
     const JsonValue& rule = section("dram_bandwidth");
     const double fraction = rule.at("achievable_fraction").as_real(0, 1);
-    const bool ddr5 = contains(rule.at("ddr5_archs"), machine_.gpu.arch);
-    const std::string_view key = ddr5 ? "ddr5_per_socket" : "ddr4_per_socket";
-    const BytesPerSecond nominal = node_.dram_bandwidth.value_or(rule.at(key).as_rate() * machine_.sockets);
+    const std::string per_socket = socket_bandwidth(rule);
+    const BytesPerSecond nominal = node_.dram_bandwidth.value_or(
+        parse_rate(per_socket, "node_defaults.json: dram_bandwidth") * machine_.sockets);
     machine_.dram_bandwidth = whole(nominal * fraction);
     const std::string basis = node_.dram_bandwidth
                                   ? fmt::format("{} of {} theoretical", fraction, format_rate(nominal))
-                                  : fmt::format("{} of {} x {} ({} socket)", fraction, machine_.sockets,
-                                                rule.at(key).as_string(), ddr5 ? "DDR5" : "DDR4");
+                                  : fmt::format("{} of {} x {} a socket", fraction, machine_.sockets, per_socket);
     assume("host memory bandwidth", format_rate(machine_.dram_bandwidth),
            fmt::format("{}: {}", basis, rule.at("source").as_string()));
   }
