@@ -112,8 +112,8 @@ void print_tensors(const ModelSpec& model, std::ostream& out) {
              "parameters");
   for (const auto& [tensor, count] : groups) {
     const std::int64_t all = tensor->tied ? 0 : tensor->elements() / tensor->copies * count;
-    fmt::print(out, "{:<{}}  {:>{}}  {:>7}  {:>20}{}\n", tensor->name, name_width, shape_text(tensor->shape), shape_width,
-               count, format_count(all), mark(*tensor));
+    fmt::print(out, "{:<{}}  {:>{}}  {:>7}  {:>20}{}\n", tensor->name, name_width, shape_text(tensor->shape),
+               shape_width, count, format_count(all), mark(*tensor));
   }
 }
 
@@ -140,9 +140,11 @@ void print_sizes(const ModelSpec& model, std::ostream& out) {
 
 void print_work(const ModelSpec& model, std::ostream& out) {
   constexpr double kGiga = 1e9;
-  fmt::print(out, "training FLOPs     {:.2f} GFLOP a token at sequence {} (attention counted causally; {:.2f} counted in full)\n",
-             flops_per_token(model, AttentionCount::causal) / kGiga, shown_seq_len(model),
-             flops_per_token(model, AttentionCount::full) / kGiga);
+  fmt::print(
+      out,
+      "training FLOPs     {:.2f} GFLOP a token at sequence {} (attention counted causally; {:.2f} counted in full)\n",
+      flops_per_token(model, AttentionCount::causal) / kGiga, shown_seq_len(model),
+      flops_per_token(model, AttentionCount::full) / kGiga);
   fmt::print(out, "\nkept for backward, bytes a token in 16-bit training (recompute none / selective / full)\n");
   const auto times = times_used(model);
   for (std::size_t k = 0; k < model.kinds.size(); ++k) {

@@ -13,7 +13,7 @@ namespace zeroplan {
 
 /// Where a linear's weights are stored.
 struct WeightSpec {
-  std::string name;          // without ".weight"
+  std::string name;  // without ".weight"
   std::int64_t out = 0;
   bool bias = false;
 };
@@ -34,9 +34,9 @@ class BlockBuilder {
   /// What norm() puts over `x`.
   struct NormSpec {
     NormKind kind = NormKind::rms;
-    std::int64_t statistics = 1;     // norms a token: 1, or heads
-    std::int64_t out = 0;            // width of the result
-    std::vector<int> tensors;        // empty: without weights
+    std::int64_t statistics = 1;  // norms a token: 1, or heads
+    std::int64_t out = 0;         // width of the result
+    std::vector<int> tensors;     // empty: without weights
   };
   /// Keeps its input and statistics (fp32, 1 a norm for RMS, 2 for LayerNorm).
   int norm(std::string name, int x, NormSpec spec);

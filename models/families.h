@@ -118,7 +118,7 @@ struct TensorNames {
   std::string_view final_norm = "model.norm";
   std::string_view head = "lm_head.weight";
   std::string_view head_bias;
-  std::string_view head_transform;       // a linear, an activation and a norm before the output matrix (BERT)
+  std::string_view head_transform;  // a linear, an activation and a norm before the output matrix (BERT)
   std::string_view head_transform_norm;
 };
 
@@ -132,30 +132,30 @@ struct Family {
   NormKind norm = NormKind::rms;
   Residual residual = Residual::pre_norm;
   QkNorm qk_norm = QkNorm::none;
-  std::string_view qk_norm_key;            // a boolean of the file that turns qk_norm on; empty: always on
+  std::string_view qk_norm_key;  // a boolean of the file that turns qk_norm on; empty: always on
   NormKind qk_norm_kind = NormKind::rms;
   Positions positions = Positions::rotary;
-  std::int64_t extra_position_rows = 0;    // OPT: 2
+  std::int64_t extra_position_rows = 0;  // OPT: 2
   bool gated = true;
   std::string_view default_activation = "silu";
-  std::int64_t width_factor = 0;           // MLP width = factor x hidden when the key is absent; 0: the key is required
-  std::int64_t default_kv_heads = 0;       // 0: as many as heads
-  std::int64_t default_head_dim = 0;       // 0: hidden / heads
+  std::int64_t width_factor = 0;      // MLP width = factor x hidden when the key is absent; 0: the key is required
+  std::int64_t default_kv_heads = 0;  // 0: as many as heads
+  std::int64_t default_head_dim = 0;  // 0: hidden / heads
   bool mla = false;
   Biases biases;
   std::vector<BiasKey> bias_keys;
   bool expert_bias = false;
   bool router_bias = false;
-  bool expert_in_out = false;              // down (and a fused gate_up) stored [in, out]
+  bool expert_in_out = false;  // down (and a fused gate_up) stored [in, out]
   std::int64_t default_shared_experts = 0;
-  bool moe_step_from_one = false;          // MoE when (layer + 1) % step == 0, else when layer % step == 0
-  bool all_moe = false;                    // no dense layers, so no dense width
+  bool moe_step_from_one = false;  // MoE when (layer + 1) % step == 0, else when layer % step == 0
+  bool all_moe = false;            // no dense layers, so no dense width
   WindowRule window = WindowRule::none;
-  std::int64_t default_window = 0;         // transformers' default when the key is absent
-  bool tied = false;                       // tie_word_embeddings when the file has no such key
+  std::int64_t default_window = 0;  // transformers' default when the key is absent
+  bool tied = false;                // tie_word_embeddings when the file has no such key
   ConfigKeys keys;
   TensorNames names;
-  TensorNames decoder_names;               // encoder_decoder only
+  TensorNames decoder_names;  // encoder_decoder only
   /// Reads the few keys that change the row itself (Falcon's three layouts, MPT's ALiBi); null for most.
   void (*adjust)(ConfigReader&, Architecture&) = nullptr;
 };

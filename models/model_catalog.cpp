@@ -135,8 +135,8 @@ ModelSpec from_file(const std::filesystem::path& path, const std::string& named)
     throw InputError(fmt::format("--model: expected one model, got the size \"{}\", which may mean {}; give the name",
                                  text, fmt::join(same, ", ")));
   }
-  throw InputError(fmt::format("--model: no model of the catalog is called \"{}\"; nearest sizes: {}", text,
-                               fmt::join(near, ", ")));
+  throw InputError(
+      fmt::format("--model: no model of the catalog is called \"{}\"; nearest sizes: {}", text, fmt::join(near, ", ")));
 }
 
 }  // namespace

@@ -19,23 +19,32 @@ constexpr std::int64_t kMaxExperts = 10'000;
 constexpr std::string_view kTransformersDefault = "transformers default of the family";
 
 constexpr std::array<std::string_view, 18> kActivations = {
-    "gelu",      "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "gelu_accurate",
-    "gelu_10",   "quick_gelu", "silu",    "swish",             "relu",        "relu2",
-    "relu6",     "leaky_relu", "tanh",    "sigmoid",           "mish",        "linear"};
+    "gelu",        "gelu_new",      "gelu_fast", "gelu_pytorch_tanh",
+    "gelu_python", "gelu_accurate", "gelu_10",   "quick_gelu",
+    "silu",        "swish",         "relu",      "relu2",
+    "relu6",       "leaky_relu",    "tanh",      "sigmoid",
+    "mish",        "linear"};
 
 // An unknown key with one of these words may change shapes ...
-constexpr std::array<std::string_view, 26> kSuspicious = {
-    "expert", "proj",   "head", "layer", "rank",  "vocab", "intermediate", "hidden", "width",
-    "dim",    "channels", "ffn",  "inner", "group", "window", "chunk",      "bias",   "moe",
-    "mlp",    "embed",  "ssm",  "mamba", "conv",  "quant", "d_model",      "lora"};
+constexpr std::array<std::string_view, 27> kSuspicious = {
+    "expert", "proj",     "head", "layer", "rank",  "vocab",  "intermediate", "hidden", "width",
+    "dim",    "channels", "ffn",  "inner", "group", "window", "chunk",        "bias",   "moe",
+    "mlp",    "embed",    "ssm",  "mamba", "conv",  "quant",  "d_model",      "lora",   "cross_attention"};
 
 // ... unless it has one of these: numerics, dropout, generation, bookkeeping.
-constexpr std::array<std::string_view, 35> kHarmless = {
-    "dropout",  "pdrop",      "layerdrop", "eps",       "rope",       "rotary",      "token_id", "initializer",
-    "init_",    "cache",      "loss",      "aux_",      "scal",       "softcap",     "clip",     "temperature",
-    "norm_topk", "torch",     "dtype",     "tokenizer", "label",      "return_dict", "output_",  "gradient_checkpointing",
-    "n_group",  "topk",       "query_pre_attn", "swiglu", "fp32",     "attn_impl",   "attn_uses", "is_decoder",
-    "max_window_layers", "alibi", "normalize"};
+constexpr std::array<std::string_view, 38> kHarmless = {"dropout",     "pdrop",       "layerdrop",
+                                                        "eps",         "rope",        "rotary",
+                                                        "token_id",    "initializer", "init_",
+                                                        "cache",       "loss",        "aux_",
+                                                        "scal",        "softcap",     "clip",
+                                                        "temperature", "norm_topk",   "torch",
+                                                        "dtype",       "tokenizer",   "label",
+                                                        "return_dict", "output_",     "gradient_checkpointing",
+                                                        "n_group",     "topk",        "query_pre_attn",
+                                                        "swiglu",      "fp32",        "attn_impl",
+                                                        "attn_uses",   "is_decoder",  "max_window_layers",
+                                                        "alibi",       "normalize",   "max_position",
+                                                        "fraction",    "mlp_type"};
 
 template <std::size_t N>
 bool contains_any(std::string_view text, const std::array<std::string_view, N>& words) {
@@ -128,9 +137,9 @@ std::vector<std::string> ConfigReader::unknown_keys() const {
     for (const auto& [key, value] : object.members()) {
       const bool used = std::ranges::find(used_, &value) != used_.end();
       if (used && value.is_object()) self(value, self);
-      if (!used && contains_any(key, kSuspicious) && !contains_any(key, kHarmless) && !value.is_null()) {
-        unknown.push_back(value.pointer());
-      }
+      if (used || !contains_any(key, kSuspicious) || contains_any(key, kHarmless)) continue;
+      const bool off = value.is_null() || (value.kind() == JsonValue::Kind::boolean && !value.as_bool());
+      if (!off) unknown.push_back(value.pointer());
     }
   };
   scan(object_, scan);
@@ -144,8 +153,8 @@ void ConfigReader::note_dropout() {
       const bool rate = key.find("dropout") != std::string::npos || key.find("pdrop") != std::string::npos;
       if (!rate || !value.is_number()) continue;
       if (value.as_real(0, 1) > 0) {
-        assume("dropout", "0", fmt::format("the zeroplan engine trains without dropout ({} says {})", key,
-                                           value.short_form()));
+        assume("dropout", "0",
+               fmt::format("the zeroplan engine trains without dropout ({} says {})", key, value.short_form()));
         return;
       }
     }
@@ -171,8 +180,8 @@ void read_heads(const Family& family, ConfigReader& reader, Architecture& a) {
     a.head_dim = a.hidden / a.heads;
   } else if (!family.mla) {
     reader.fail(family.keys.heads,
-                fmt::format("expected {} to divide {} ({}) or the key head_dim, got {} (num_attention_heads)", heads_name,
-                            first_name(family.keys.hidden), a.hidden, a.heads));
+                fmt::format("expected {} to divide {} ({}) or the key head_dim, got {} (num_attention_heads)",
+                            heads_name, first_name(family.keys.hidden), a.hidden, a.heads));
   }
   a.kv_heads = a.heads;
   if (family.keys.kv_heads.empty() || family.mla) return;
@@ -180,9 +189,8 @@ void read_heads(const Family& family, ConfigReader& reader, Architecture& a) {
   a.kv_heads = reader.optional(family.keys.kv_heads, 1, kMaxHeads, fallback,
                                family.default_kv_heads > 0 ? kTransformersDefault : "as many as num_attention_heads");
   if (a.heads % a.kv_heads != 0) {
-    reader.fail(family.keys.kv_heads,
-                fmt::format("expected {} to divide {} ({}, num_attention_heads), got {}",
-                            first_name(family.keys.kv_heads), heads_name, a.heads, a.kv_heads));
+    reader.fail(family.keys.kv_heads, fmt::format("expected {} to divide {} ({}, num_attention_heads), got {}",
+                                                  first_name(family.keys.kv_heads), heads_name, a.heads, a.kv_heads));
   }
 }
 
@@ -218,8 +226,8 @@ void read_experts(ConfigReader& reader, Architecture& a) {
   a.experts = reader.required(keys.experts, 1, kMaxExperts);
   a.experts_per_token = reader.required(keys.experts_per_token, 1, kMaxExperts);
   if (a.experts_per_token > a.experts) {
-    reader.fail(keys.experts_per_token, fmt::format("expected at most {} ({} experts), got {}", first_name(keys.experts),
-                                                    a.experts, a.experts_per_token));
+    reader.fail(keys.experts_per_token, fmt::format("expected at most {} ({} experts), got {}",
+                                                    first_name(keys.experts), a.experts, a.experts_per_token));
   }
   a.expert_width = reader.required(keys.expert_width, 1, kMaxWidth);
   std::int64_t shared = a.family.default_shared_experts;
@@ -342,8 +350,8 @@ void check_activation(ConfigReader& reader, const Architecture& a) {
   if (std::ranges::find(kActivations, std::string_view(a.activation)) != kActivations.end()) return;
   const std::vector<std::string> known(kActivations.begin(), kActivations.end());
   const std::string_view key = a.family.keys.activation.empty() ? "feed_forward_proj" : a.family.keys.activation;
-  reader.fail(key, fmt::format("expected a known activation, got \"{}\"; {}", a.activation,
-                               did_you_mean(a.activation, known)));
+  reader.fail(
+      key, fmt::format("expected a known activation, got \"{}\"; {}", a.activation, did_you_mean(a.activation, known)));
 }
 
 void read_positions(ConfigReader& reader, Architecture& a) {
@@ -367,7 +375,8 @@ void read_flags(ConfigReader& reader, Architecture& a) {
   if (reader.mentions("apply_residual_connection_post_layernorm") &&
       reader.flag("apply_residual_connection_post_layernorm", false)) {
     reader.warnings.push_back(
-        "apply_residual_connection_post_layernorm is true: the residual is modelled before the norm, sizes are the same");
+        "apply_residual_connection_post_layernorm is true: the residual is modelled before the norm, sizes are the "
+        "same");
   }
 }
 

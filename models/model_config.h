@@ -69,7 +69,7 @@ struct Architecture {
   Family family;
   std::int64_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
   MlaDims mla;
-  std::int64_t width = 0;         // dense MLP, one of gate and up
+  std::int64_t width = 0;  // dense MLP, one of gate and up
   std::int64_t experts = 0, experts_per_token = 0, expert_width = 0;
   std::int64_t shared_width = 0;  // all shared experts together; 0: none
   std::int64_t vocab = 0, max_positions = 0;
@@ -80,8 +80,8 @@ struct Architecture {
   bool tied = false;
   bool final_norm = true;
   std::string activation;
-  std::vector<LayerTraits> layers;          // the decoder's, or the encoder's of an encoder_decoder
-  std::int64_t decoder_layers = 0;          // encoder_decoder only
+  std::vector<LayerTraits> layers;  // the decoder's, or the encoder's of an encoder_decoder
+  std::int64_t decoder_layers = 0;  // encoder_decoder only
 };
 
 /// Throws InputError at the first key that is missing, out of range or contradicts another.

@@ -81,8 +81,8 @@ void append_json(std::string& out, const JsonValue& value) {
 const Family& family_of(const JsonValue& object) {
   const JsonValue* type = object.find("model_type");
   if (type == nullptr) {
-    object.fail_with(fmt::format("expected key model_type with one of {}; the file has none",
-                                 fmt::join(family_names(), ", ")));
+    object.fail_with(
+        fmt::format("expected key model_type with one of {}; the file has none", fmt::join(family_names(), ", ")));
   }
   if (const Family* family = find_family(type->as_string())) return *family;
   const std::vector<std::string> names = family_names();
@@ -109,8 +109,8 @@ void check_total(const ModelSpec& model, const JsonValue& object) {
       for (std::int64_t size : tensor.shape) elements *= static_cast<double>(size);
       total += elements;
       if (total >= kLimit) {
-        object.fail_with(fmt::format("expected fewer than 2^53 parameters in all; {} alone makes {:.3g}", tensor.name,
-                                     elements));
+        object.fail_with(
+            fmt::format("expected fewer than 2^53 parameters in all; {} alone makes {:.3g}", tensor.name, elements));
       }
     }
   }

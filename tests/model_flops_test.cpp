@@ -117,17 +117,14 @@ TEST_CASE("A fused Llama layer keeps 2(6h + 2rh + 3f) + 4a + 8 bytes a token") {
     std::int64_t hidden, heads, kv_heads, width, bytes;
   };
   // Last column: check values of the fused norm + fused SwiGLU form.
-  const Row rows[] = {{"llama-2-7b", 4096, 32, 32, 11008, 131720},
-                      {"llama-3-8b", 4096, 32, 8, 14336, 139400},
-                      {"llama-3-70b", 8192, 64, 8, 28672, 274696},
-                      {"llama-3.1-405b", 16384, 128, 8, 53248, 520712},
-                      {"llama-3.2-1b", 2048, 32, 8, 8192, 75912},
-                      {"qwen2.5-7b", 3584, 28, 4, 18944, 158840},
+  const Row rows[] = {{"llama-2-7b", 4096, 32, 32, 11008, 131720}, {"llama-3-8b", 4096, 32, 8, 14336, 139400},
+                      {"llama-3-70b", 8192, 64, 8, 28672, 274696}, {"llama-3.1-405b", 16384, 128, 8, 53248, 520712},
+                      {"llama-3.2-1b", 2048, 32, 8, 8192, 75912},  {"qwen2.5-7b", 3584, 28, 4, 18944, 158840},
                       {"tinyllama-1.1b", 2048, 32, 4, 5632, 59528}};
   for (const Row& row : rows) {
     CAPTURE(row.model);
-    const std::int64_t formula = 2 * (6 * row.hidden + 2 * row.hidden * row.kv_heads / row.heads + 3 * row.width) +
-                                 4 * row.heads + 8;
+    const std::int64_t formula =
+        2 * (6 * row.hidden + 2 * row.hidden * row.kv_heads / row.heads + 3 * row.width) + 4 * row.heads + 8;
     CHECK(formula == row.bytes);
     CHECK(kept_bytes(first_layer(find_model(row.model))) == row.bytes);
   }
@@ -145,7 +142,8 @@ TEST_CASE("Layers of other families keep what their kernels read") {
   CHECK(kept("qwen3-4b") == 8 * h + 4 * a * d + 4 * k * d + 4 * a + 6 * f + 8 + 2 * (a + k) * d + 4 * (a + k));
   // Gemma 2: each extra norm keeps its input (2h) and a statistic.
   CHECK(kept("gemma-2-2b") == 8 * 2304 + 4 * 8 * 256 + 4 * 4 * 256 + 4 * 8 + 6 * 9216 + 8 + 2 * (2 * 2304 + 4));
-  // DeepSeek-V2-Lite, dense first layer; attention without q_a: 4h + 4kr + 2dr + 4a(dn+dr) + 2a(dn+dv) + 2a dv + 4a + 8.
+  // DeepSeek-V2-Lite, dense first layer; attention without q_a: 4h + 4kr + 2dr + 4a(dn+dr) + 2a(dn+dv) + 2a dv + 4a
+  // + 8.
   const std::int64_t mla = 4 * 2048 + 4 * 512 + 2 * 64 + 4 * 16 * 192 + 2 * 16 * 256 + 2 * 16 * 128 + 4 * 16 + 8;
   CHECK(kept("deepseek-v2-lite") == mla + 4 * 2048 + 4 + 6 * 10944);
 }

@@ -125,7 +125,8 @@ TEST_CASE("Texts that are no configuration are refused") {
 
 TEST_CASE("A missing optional key takes the family's default and is reported") {
   const ModelSpec model = read_model(patched("llama-3-8b", R"({"num_key_value_heads": null,
-      "tie_word_embeddings": null})"), "m/config.json");
+      "tie_word_embeddings": null})"),
+                                     "m/config.json");
   CHECK(model.name == "m");
   const auto reported = [&](const char* what) {
     for (const Assumption& a : model.assumptions) {
@@ -153,11 +154,13 @@ TEST_CASE("Layouts outside the catalog are read too") {
   // Falcon-rw: plain GPT with ALiBi, biases and two norms in sequence.
   const ModelSpec rw = read_model(patched("falcon-7b", R"({"hidden_size": 2048, "num_attention_heads": 32,
       "num_hidden_layers": 24, "vocab_size": 50304, "multi_query": false, "parallel_attn": false, "bias": true,
-      "alibi": true})"), "falcon-rw-1b.json");
+      "alibi": true})"),
+                                  "falcon-rw-1b.json");
   CHECK(rw.parameters() == 1311625216);  // Vh + 24 (12 h^2 + 13 h) + 2 h
   // T5 v1.1 small: gated, untied head.
   const ModelSpec t5 = read_model(patched("t5-small", R"({"d_ff": 1024, "num_layers": 8, "num_decoder_layers": 8,
-      "num_heads": 6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false})"), "t5.json");
+      "num_heads": 6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false})"),
+                                  "t5.json");
   CHECK(t5.parameters() == 76961152);  // the published size of google/t5-v1_1-small
   // A gated dense layer inside a Qwen3 MoE.
   const ModelSpec mixed = read_model(patched("qwen3-30b-a3b", R"({"mlp_only_layers": [0, 5]})"), "mixed.json");
@@ -270,8 +273,8 @@ TEST_CASE("LoRA freezes the model and adds r (in + out) for each linear of the l
   CHECK(test::kept_bytes(test::first_layer(model)) == kept + 7 * 2 * kRank);
   const double tokens = 4096;
   // 4 N_mm + 6 N_lora + 3 F_attn a token.
-  const double expected = 4.0 * 6607077376 + 6.0 * static_cast<double>(model.trainable_parameters()) +
-                          12.0 * 4096 * 4096 * 32;
+  const double expected =
+      4.0 * 6607077376 + 6.0 * static_cast<double>(model.trainable_parameters()) + 12.0 * 4096 * 4096 * 32;
   CHECK(model_flops(model, {1, 4096}, AttentionCount::full).base() / tokens == Approx(expected).epsilon(1e-9));
   bool found = false;
   for (const ListedTensor& t : list_tensors(model)) {
@@ -309,20 +312,34 @@ namespace {
 
 Json random_value(std::mt19937_64& random) {
   switch (random() % 14) {
-    case 0: return nullptr;
-    case 1: return 0;
-    case 2: return -1;
-    case 3: return 1;
-    case 4: return std::int64_t{1} << (random() % 63);
-    case 5: return -(std::int64_t{1} << (random() % 63));
-    case 6: return 1e300;
-    case 7: return 0.5;
-    case 8: return "";
-    case 9: return "gelu";
-    case 10: return true;
-    case 11: return Json::array({1, "x"});
-    case 12: return Json::object({{"a", 1}});
-    default: return static_cast<std::int64_t>(random() % 200);
+    case 0:
+      return nullptr;
+    case 1:
+      return 0;
+    case 2:
+      return -1;
+    case 3:
+      return 1;
+    case 4:
+      return std::int64_t{1} << (random() % 63);
+    case 5:
+      return -(std::int64_t{1} << (random() % 63));
+    case 6:
+      return 1e300;
+    case 7:
+      return 0.5;
+    case 8:
+      return "";
+    case 9:
+      return "gelu";
+    case 10:
+      return true;
+    case 11:
+      return Json::array({1, "x"});
+    case 12:
+      return Json::object({{"a", 1}});
+    default:
+      return static_cast<std::int64_t>(random() % 200);
   }
 }
 

@@ -43,7 +43,9 @@ inline std::vector<std::vector<std::string>> read_csv(const std::string& path) {
   return rows;
 }
 
-inline std::string data_path(const std::string& name) { return std::string(ZEROPLAN_TESTS_DIR) + "/data/models/" + name; }
+inline std::string data_path(const std::string& name) {
+  return std::string(ZEROPLAN_TESTS_DIR) + "/data/models/" + name;
+}
 
 /// Bytes a token of the values that backward needs, in bf16, each counted once; in-place results share storage.
 inline std::int64_t kept_bytes(const BlockKind& kind) {
