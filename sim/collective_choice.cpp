@@ -1,0 +1,130 @@
+// NCCL's own cost model, which picks algorithm and protocol, and the measured times that replace its estimate.
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/collective_model.h"
+#include "sim/nccl_constants.h"
+
+namespace zeroplan {
+
+namespace {
+
+constexpr Seconds microseconds(double value) { return Seconds(value * 1e-6); }
+
+double tree_correction(Bytes message) {
+  const double index = std::floor(std::log2(std::max(64.0, message.base())) - 6);  // 64 B is 2^6
+  const auto last = nccl::kTreeSimpleCorrection.size() - 1;
+  return nccl::kTreeSimpleCorrection[std::min(static_cast<std::size_t>(index), last)];
+}
+
+}  // namespace
+
+Seconds CollectiveModel::ring_latency(Pattern pattern, RankGroup group, std::size_t protocol, const Path& path) const {
+  const double n = group.ranks, nodes = group.nodes;
+  const double steps = pattern == Pattern::reduce ? 2 * (n - 1) : pattern == Pattern::broadcast ? n : n - 1;
+  const double between = nodes > 1 ? (pattern == Pattern::reduce ? 2 : 1) * (nodes - 1) : 0;
+  const auto& inside = path.inside_link == LinkClass::nvlink ? nccl::kRingNvlink : nccl::kRingPcie;
+  double latency = nccl::kRingBase[protocol] + (steps - between) * inside[protocol] +
+                   between * nccl::kRingNetwork[protocol];
+  if (nodes > 1 && pattern == Pattern::reduce && protocol == nccl::kSimple)
+    latency *= major_ >= 8 ? nccl::kRingPlateau : nccl::kRingPlateauOld;
+  return microseconds(latency);
+}
+
+Seconds CollectiveModel::tree_latency(RankGroup group, std::size_t protocol, const Path& path) const {
+  const auto& inside = path.inside_link == LinkClass::nvlink ? nccl::kTreeNvlink : nccl::kTreePcie;
+  return microseconds(nccl::kTreeBase[protocol] +
+                      2 * ((group.ranks_per_node - 1) * inside[protocol] +
+                           std::log2(static_cast<double>(group.nodes)) * nccl::kTreeNetwork[protocol]));
+}
+
+CollectiveModel::Choice CollectiveModel::choose(Pattern pattern, double factor, Bytes message, RankGroup group,
+                                                const Path& path) const {
+  Choice best;
+  Seconds best_time;
+  const auto consider = [&](Choice candidate, BytesPerSecond bandwidth) {
+    const Seconds time = candidate.latency + message * factor / bandwidth;
+    if (best.algorithm.empty() || time < best_time) {
+      best = candidate;
+      best.time = best_time = time;
+    }
+  };
+  const bool nvlink = path.inside_link == LinkClass::nvlink;
+  const BytesPerSecond ll_max(1e9 * (major_ >= 10   ? nccl::kLLMaxBlackwell
+                                     : major_ == 9  ? nccl::kLLMaxHopper
+                                     : major_ == 8  ? nccl::kLLMaxAmpere
+                                                    : nccl::kLLMaxVolta));
+  for (const std::size_t protocol : {nccl::kSimple, nccl::kLL128, nccl::kLL}) {
+    if (protocol == nccl::kLL128 && !nvlink) continue;
+    const std::string_view name = nccl::kProtocolNames[protocol];
+    BytesPerSecond ring = path.ring;
+    if (protocol == nccl::kLL) ring = std::min(ll_max, ring * nccl::kLLFraction);
+    if (protocol == nccl::kLL128) ring = ring * nccl::kLL128Fraction;
+    consider({"ring", name, ring_latency(pattern, group, protocol, path), {}, false, false}, ring);
+    if (pattern != Pattern::reduce) continue;
+    BytesPerSecond tree = path.ring * (nccl::kTreeFraction * nccl::kTreePattern);
+    if (protocol == nccl::kSimple) tree = tree * tree_correction(message);
+    if (protocol == nccl::kLL) tree = std::min(ll_max, tree / nccl::kTreeLLDivisor);
+    if (protocol == nccl::kLL128)
+      tree = tree * (group.nodes == 1 ? nccl::kTreeLL128OneNode : nccl::kTreeLL128);
+    consider({"tree", name, tree_latency(group, protocol, path), {}, true, false}, tree);
+  }
+  if (pattern == Pattern::reduce && nvls_inside(group.ranks_per_node)) {
+    const BytesPerSecond rate = reduce_asymptote(path, group);
+    const double hops = group.nodes > 1 ? 2 * std::log2(static_cast<double>(group.nodes)) : 0;
+    consider({group.nodes > 1 ? "NVLSTree" : "NVLS", "Simple",
+              microseconds(nccl::kNvlsUs + hops * nccl::kNvlsTreeNetworkUs), {}, group.nodes > 1, true},
+             rate);
+  }
+  if (pattern != Pattern::reduce && pattern != Pattern::broadcast && group.nodes > 1 && group.ranks_per_node == 1)
+    consider({"PAT", "Simple",
+              microseconds(nccl::kPatBaseUs + std::log2(static_cast<double>(group.nodes)) * nccl::kPatNetworkUs), {},
+              false, false},
+             path.ring * nccl::kPatFraction);
+  return best;
+}
+
+const CollectiveRamp* CollectiveModel::ramp_for(RankGroup group) const {
+  for (const CollectiveRamp& ramp : tables_->ramps)
+    if (ramp.arch == family_ && (ramp.nodes > 1) == (group.nodes > 1)) return &ramp;
+  return nullptr;
+}
+
+Seconds CollectiveModel::least_reduce_latency(RankGroup group, const Path& path) const {
+  return std::min(ring_latency(Pattern::reduce, group, nccl::kSimple, path),
+                  tree_latency(group, nccl::kSimple, path));
+}
+
+Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes message, RankGroup group,
+                                       const Path& path, const Choice& choice) const {
+  if (path.inside_link != LinkClass::nvlink) return choice.time;  // no measured sizes: NCCL's latencies and the link
+  const Bytes wire = message * factor;
+  if (pattern == Pattern::reduce) {
+    const CollectiveRamp* ramp = ramp_for(group);
+    // The one-node ramps of Hopper and Blackwell are NVLS; a ring there follows the law of the gathers.
+    const bool fits = group.nodes > 1 || family_ == "Ampere" || nvls_inside(group.ranks_per_node);
+    if (ramp != nullptr && fits) {
+      BytesPerSecond rate = reduce_asymptote(path, group);
+      if (group.nodes == 1 && family_ == "Ampere") rate = rate * (ramp->asymptote / law_->bandwidth);
+      const Seconds there = least_reduce_latency({ramp->ranks, ramp->nodes, ramp->ranks / ramp->nodes}, path);
+      const Seconds extra = std::max(Seconds(), least_reduce_latency(group, path) - there);
+      return wire / (rate * ramp->relative(message * (ramp->asymptote / rate))) + extra;
+    }
+  }
+  if (group.nodes == 1) {
+    // Bus bandwidth is comparable between collectives, and below a few MiB the law is too fast: the smaller of the two.
+    const Bytes size = message * (law_->bandwidth / path.ring);
+    const CollectiveRamp* ramp = ramp_for(group);
+    const double relative = ramp == nullptr ? law_->relative(size) : std::min(law_->relative(size), ramp->relative(size));
+    return std::max(wire / (path.ring * relative), choice.time);
+  }
+  const double slower = std::min(1.0, path.ring / nccl::kNetworkHalfSizeRate);
+  const double relative = 1 / (1 + std::pow(nccl::kNetworkHalfSize * slower / message, nccl::kNetworkExponent));
+  const Seconds there =
+      ring_latency(pattern, {nccl::kLawRanks, nccl::kLawNodes, nccl::kLawRanks / nccl::kLawNodes}, nccl::kSimple, path);
+  const Seconds extra = std::max(Seconds(), ring_latency(pattern, group, nccl::kSimple, path) - there);
+  return std::max(wire / (path.ring * relative) + extra, choice.time);
+}
+
+}  // namespace zeroplan

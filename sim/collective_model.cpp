@@ -1,0 +1,266 @@
+#include "sim/collective_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "models/error.h"
+#include "sim/nccl_constants.h"
+
+namespace zeroplan {
+
+namespace {
+
+constexpr Seconds microseconds(double value) { return Seconds(value * 1e-6); }
+
+struct NetworkFraction {
+  std::string_view kind;  // found anywhere in NetworkSpec::kind
+  double fraction;
+  std::string_view source;
+};
+/// Bus bandwidth over the sum of a node's NICs (nccl.md sections 5 and 9); the first match counts.
+constexpr NetworkFraction kNetworkFractions[] = {
+    {"EFA v1", 0.83, "78.3 GB/s on 2 x p4de: 0.83 of what a tree may reach over 50"},
+    {"EFA v2", 0.91, "as EFA v3"},
+    {"EFA v3", 0.91, "365 of 400 GB/s, ring on 4 x p5en"},
+    {"EFA v4", 0.95, "382 of 400 GB/s on 4 x p6-b200"},
+    {"TCPXO", 0.94, "189 of 200 GB/s on 2 x A3 Mega"},
+    {"TCPX", 0.83, "as the lowest measured with GPUDirect"},
+    {"InfiniBand", 0.87, "step-time.md section 2; measured 0.85 to 0.96"},
+    {"IB ", 0.87, "step-time.md section 2; measured 0.85 to 0.96"},
+    {"RoCE", 0.83, "329 to 336 of 400 GB/s on 2 x A3 Ultra"},
+    {"EFA", 0.83, "as EFA v1"},
+};
+constexpr NetworkFraction kTcp = {"", 0.5, "TCP sockets: 0.4 to 0.6 (nccl.md section 9)"};
+
+const NetworkFraction& network_fraction(std::string_view kind) {
+  for (const NetworkFraction& entry : kNetworkFractions)
+    if (kind.find(entry.kind) != std::string_view::npos) return entry;
+  return kTcp;
+}
+
+int compute_major(const GpuSpec& gpu) {
+  if (gpu.vendor != "NVIDIA") return 0;
+  int major = 0;
+  for (const char c : gpu.compute_capability) {
+    if (c < '0' || c > '9') break;
+    major = 10 * major + (c - '0');
+  }
+  return major;
+}
+
+std::string_view nearest_family(int major) { return major >= 10 ? "Blackwell" : major == 9 ? "Hopper" : "Ampere"; }
+
+double bridge_fraction(const GpuSpec& gpu, int major) {
+  if (major >= 9) return nccl::kBridgeHopper;
+  return gpu.compute_capability == "8.6" ? nccl::kBridgeGa102 : nccl::kBridge;
+}
+
+}  // namespace
+
+std::string_view to_string(LinkClass value) {
+  switch (value) {
+    case LinkClass::none:
+      return "none";
+    case LinkClass::nvlink:
+      return "nvlink";
+    case LinkClass::pcie:
+      return "pcie";
+    case LinkClass::host_memory:
+      return "host memory";
+    case LinkClass::network:
+      return "network";
+  }
+  return "";
+}
+
+CollectiveModel::CollectiveModel(const MachineSpec& machine, CollectiveSetting setting, const CollectiveTables& tables)
+    : tables_(&tables),
+      setting_(setting),
+      interconnect_(machine.interconnect),
+      nodes_(machine.nodes),
+      gpus_per_node_(machine.gpus_per_node),
+      gpus_per_pcie_switch_(std::max(1, machine.gpus_per_pcie_switch)),
+      ranks_per_socket_((machine.gpus_per_node + std::max(1, machine.sockets) - 1) / std::max(1, machine.sockets)),
+      nvlink_(machine.nvlink),
+      pcie_(machine.gpu.pcie),
+      dram_bandwidth_(machine.dram_bandwidth),
+      network_(machine.network.bandwidth),
+      elastic_fabric_(machine.network.kind.find("EFA") != std::string::npos),
+      peer_access_(machine.gpu.p2p_over_pcie.value_or(false)),
+      nvidia_(machine.gpu.vendor == "NVIDIA"),
+      major_(compute_major(machine.gpu)),
+      family_(nearest_family(major_)),
+      bridge_(bridge_fraction(machine.gpu, major_)) {
+  const NetworkFraction& fraction = network_fraction(machine.network.kind);
+  network_fraction_ = fraction.fraction;
+  network_source_ = fraction.source;
+  const auto law = std::ranges::find(tables.laws, family_, &CollectiveLaw::arch);
+  if (law == tables.laws.end()) throw std::logic_error("no collective law for " + std::string(family_));
+  law_ = &*law;
+  if (nodes_ > 1 && !(network_ > BytesPerSecond()))
+    throw InputError(fmt::format("{}: {} nodes need a network bandwidth (network.bandwidth)", machine.name, nodes_));
+}
+
+RankGroup CollectiveModel::all() const { return {nodes_ * gpus_per_node_, nodes_, gpus_per_node_}; }
+
+bool CollectiveModel::nvls_inside(int ranks_per_node) const {
+  if (!nvidia_ || (major_ != 9 && major_ != 10) || interconnect_ != Interconnect::nvswitch) return false;
+  const auto first = std::ranges::find(tables_->nvls, family_, &NvlsGain::arch);
+  return first != tables_->nvls.end() && ranks_per_node >= first->ranks;
+}
+
+double CollectiveModel::nvls_gain(int ranks_per_node) const {
+  double gain = 1;
+  for (const NvlsGain& entry : tables_->nvls)
+    if (entry.arch == family_ && entry.ranks <= ranks_per_node) gain = entry.gain;
+  return gain;
+}
+
+BytesPerSecond CollectiveModel::nvlink_ring(int ranks) const {
+  switch (interconnect_) {
+    case Interconnect::nvswitch:
+      return law_->bandwidth * (nvlink_ / law_->link);
+    case Interconnect::nvlink_mesh: {
+      const int neighbours = nvidia_ ? std::min(gpus_per_node_ - 1, nccl::kMeshNeighbours) : gpus_per_node_ - 1;
+      const double reached = std::min(1.0, static_cast<double>(ranks - 1) / std::max(1, neighbours));
+      return nvlink_ * reached * (nvidia_ ? law_->bandwidth / law_->link : nccl::kXgmi);
+    }
+    case Interconnect::nvlink_pairs:
+      return ranks == 2 ? nvlink_ * bridge_ : BytesPerSecond();
+    case Interconnect::pcie_switch:
+    case Interconnect::root_complex:
+    case Interconnect::single:
+      return {};
+  }
+  return {};
+}
+
+CollectiveModel::Path CollectiveModel::pcie_path(Pattern pattern, int ranks) const {
+  const bool two_sockets = ranks > ranks_per_socket_;
+  if (!peer_access_) {
+    BytesPerSecond rate = pcie_ * (two_sockets ? nccl::kHostMemoryTwoSockets : nccl::kHostMemory);
+    if (dram_bandwidth_ > BytesPerSecond())
+      rate = std::min(rate, dram_bandwidth_ / (nccl::kHostMemoryPasses * gpus_per_node_));
+    return {LinkClass::host_memory, rate, {}, rate};
+  }
+  if (interconnect_ == Interconnect::pcie_switch && (!two_sockets || ranks <= gpus_per_pcie_switch_)) {
+    const BytesPerSecond rate = pcie_ * nccl::kPcieSwitch;
+    return {LinkClass::pcie, rate, {}, rate};
+  }
+  double fraction = two_sockets ? nccl::kPcieReduceTwoSockets : nccl::kPcieReduce;
+  if (pattern == Pattern::gather || pattern == Pattern::broadcast)
+    fraction = two_sockets ? nccl::kPcieGatherTwoSockets : nccl::kPcieGather;
+  if (pattern == Pattern::scatter) fraction = two_sockets ? nccl::kPcieScatterTwoSockets : nccl::kPcieScatter;
+  return {LinkClass::pcie, pcie_ * fraction, {}, pcie_ * fraction};
+}
+
+CollectiveModel::Path CollectiveModel::path(Pattern pattern, RankGroup group) const {
+  Path found;
+  if (group.ranks_per_node > 1) {
+    const BytesPerSecond nvlink = nvlink_ring(group.ranks_per_node);
+    found = nvlink > BytesPerSecond() ? Path{LinkClass::nvlink, nvlink, {}, nvlink}
+                                      : pcie_path(pattern, group.ranks_per_node);
+  }
+  found.inside_link = found.link;
+  if (group.nodes > 1) {
+    found.network = network_ * (network_fraction_ * group.ranks_per_node / gpus_per_node_);
+    if (group.ranks_per_node == 1 || found.network < found.inside) {
+      found.link = LinkClass::network;
+      found.ring = found.network;
+    }
+  }
+  return found;
+}
+
+BytesPerSecond CollectiveModel::reduce_asymptote(const Path& path, RankGroup group) const {
+  BytesPerSecond inside = path.inside;
+  if (nvls_inside(group.ranks_per_node)) inside = inside * nvls_gain(group.ranks_per_node);
+  if (group.nodes == 1) return inside;
+  // A tree sends 2(k-1)/k of the tensor out of each of k nodes, a ring 2(n-1)/n. Seen only with AWS's tuner on two nodes;
+  // 2 nodes on HDR InfiniBand (nccl-tests issue 175) and 4 nodes everywhere reach the ring's limit (nccl.md section 4).
+  const double tree = elastic_fabric_ && group.nodes == 2 ? 2.0 * (group.ranks - 1) / group.ranks : 1.0;
+  const BytesPerSecond network = path.network * tree;
+  return group.ranks_per_node == 1 ? network : std::min(inside, network);
+}
+
+CollectiveCost CollectiveModel::cost(CollectiveKind kind, Bytes message, RankGroup group) const {
+  switch (kind) {
+    case CollectiveKind::all_gather:
+      return evaluate(Pattern::gather, message, group);
+    case CollectiveKind::reduce_scatter:
+      return evaluate(Pattern::scatter, message, group);
+    case CollectiveKind::all_reduce:
+      return evaluate(Pattern::reduce, message, group);
+  }
+  throw std::logic_error("CollectiveModel: unknown collective");
+}
+
+CollectiveCost CollectiveModel::broadcast(Bytes message, RankGroup group) const {
+  return evaluate(Pattern::broadcast, message, group);
+}
+
+CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGroup group) const {
+  if (group.ranks != group.nodes * group.ranks_per_node || group.ranks < 1 || group.nodes > nodes_ ||
+      group.ranks_per_node > gpus_per_node_)
+    throw std::logic_error("CollectiveModel: a group that the machine does not hold");
+  CollectiveCost cost{"none", "", LinkClass::none, {}, {}, {}, {}, 0};
+  if (group.ranks == 1 || !(message > Bytes())) return cost;
+  const double n = group.ranks;
+  const double factor = pattern == Pattern::broadcast ? 1 : (n - 1) / n * (pattern == Pattern::reduce ? 2 : 1);
+  const Path route = path(pattern, group);
+  const Choice choice = choose(pattern, factor, message, group, route);
+  Seconds total = measured_time(pattern, factor, message, group, route, choice);
+  if (setting_ == CollectiveSetting::in_step)
+    total += microseconds(nccl::kStepLatencyFactor * (pattern == Pattern::reduce ? 2 : 1) *
+                          ((n - group.nodes) * nccl::kStepRankUs + (group.nodes - 1) * nccl::kStepNodeUs +
+                           nccl::kStepBaseUs));
+  cost.algorithm = choice.algorithm;
+  cost.protocol = choice.protocol;
+  cost.link = route.link;
+  // At least half of the time counts as transfer, so that a tiny message keeps a finite rate.
+  cost.latency = std::min(choice.latency, total * 0.5);
+  cost.wire_bytes_per_rank = message * factor;
+  cost.bus_bandwidth = cost.wire_bytes_per_rank / (total - cost.latency);
+  if (group.nodes > 1) {
+    const double k = group.nodes;
+    const double sent = choice.tree_like ? 2 * (k - 1) / k : factor;
+    cost.network_bytes_per_node = message * (sent * (gpus_per_node_ / group.ranks_per_node));
+  }
+  cost.sms = channels(choice, route, group);
+  return cost;
+}
+
+int CollectiveModel::channels(const Choice& choice, const Path& path, RankGroup group) const {
+  if (path.inside_link != LinkClass::nvlink) return nccl::kPcieChannels;
+  if (choice.in_switch) {
+    if (major_ < 10) return nccl::kNvlsHopper;
+    return group.nodes > 1 ? nccl::kNvlsBlackwellNodes : nccl::kNvlsBlackwell;
+  }
+  if (interconnect_ == Interconnect::nvlink_pairs) return nccl::kPcieChannels;
+  return major_ == 7 ? nccl::kVoltaChannels : nccl::kRingChannels;
+}
+
+std::vector<Assumption> CollectiveModel::assumptions() const {
+  std::vector<Assumption> list;
+  if (gpus_per_node_ > 1) {
+    const Path inside = path(Pattern::gather, {gpus_per_node_, 1, gpus_per_node_});
+    list.push_back({"collectives inside a node", fmt::format("{} ring at {:.4g} GB/s for large messages",
+                                                             to_string(inside.link), inside.ring.base() / 1e9),
+                    inside.link == LinkClass::nvlink && interconnect_ != Interconnect::nvlink_pairs
+                        ? fmt::format("{} size curve ({}), scaled by the link rate", family_, law_->source)
+                        : "measured fractions of the link rate, nccl.md section 5"});
+  }
+  if (nodes_ > 1)
+    list.push_back({"collectives between nodes", fmt::format("{:.2f} of the NICs' {:.4g} GB/s a node",
+                                                             network_fraction_, network_.base() / 1e9),
+                    std::string(network_source_)});
+  if (setting_ == CollectiveSetting::in_step)
+    list.push_back({"collective latency inside a step", fmt::format("{} x the ring's", nccl::kStepLatencyFactor),
+                    "step-time.md section 2, fitted to training steps"});
+  return list;
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,62 @@
+#pragma once
+// Measured and fitted rates of collectives (models/catalog/fits/collectives.json).
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/units.h"
+
+namespace zeroplan {
+
+/// Measured all-reduce bus bandwidth over message size on one machine.
+struct CollectiveRamp {
+  struct Point {
+    Bytes size;                   // the full tensor
+    BytesPerSecond bandwidth;     // bus bandwidth (nccl.md section 4)
+  };
+  std::string arch;
+  int ranks = 0;
+  int nodes = 1;
+  BytesPerSecond asymptote;       // large messages; what the shape is relative to
+  std::vector<Point> points;      // rising sizes, at least two
+  std::string source;
+
+  /// Bandwidth over `asymptote` at a size: linear in the logarithms between points, constant time below the first and
+  /// constant bandwidth above the last.
+  double relative(Bytes size) const;
+};
+
+/// B(S) = bandwidth / (1 + (half_size / S)^exponent) for a ring inside one node whose NVLink rate is `link`
+/// (step-time.md section 2).
+struct CollectiveLaw {
+  std::string arch;
+  BytesPerSecond bandwidth;
+  BytesPerSecond link;            // one GPU, one direction, spec
+  Bytes half_size;
+  double exponent = 1;
+  std::string source;
+
+  double relative(Bytes size) const;
+};
+
+/// In-switch (NVLS) all-reduce over the ring's at a number of ranks of one NVSwitch node.
+struct NvlsGain {
+  std::string arch;
+  int ranks = 0;
+  double gain = 1;
+  std::string source;
+};
+
+struct CollectiveTables {
+  std::vector<CollectiveRamp> ramps;
+  std::vector<CollectiveLaw> laws;
+  std::vector<NvlsGain> nvls;     // rising ranks within an architecture
+};
+
+/// Throws InputError with file and line.
+CollectiveTables read_collective_tables(std::string_view json);
+/// The embedded tables, read once.
+const CollectiveTables& builtin_collective_tables();
+
+}  // namespace zeroplan

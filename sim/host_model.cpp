@@ -1,0 +1,96 @@
+#include "sim/host_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace zeroplan {
+
+namespace {
+
+/// One core's read-modify-write rate: 25 GB/s on a 16-core Sapphire-Rapids-class host, where one thread of a fused Adam
+/// does 0.87 G parameters/s at 28 B (perf-anchors.md section 10).
+constexpr BytesPerSecond kCoreBandwidth = 25.0_GBps;
+/// Pinned copies over the lane rate: 55.4 of 63 GB/s on an H200, 26 of 31.5 on an A100 (links.json).
+constexpr double kPcieFraction = 0.86;
+/// Each direction when both are busy: 50.9 of 63 GB/s on an H200 (perf-anchors.md section 10); 18.5 to 19.6 of 31.5 on an
+/// A100 (nccl.md section 9).
+constexpr double kPcieDuplexGen5 = 0.808, kPcieDuplexGen4 = 0.605;
+/// Start of one copy: 64 KiB at 17 to 24 GB/s, 1 MiB at 48 to 51 GB/s on an H200 (perf-anchors.md section 10).
+constexpr Seconds kCopyLatency = 2.5_us;
+/// Disk rate of the engine over the given rate: goal R12 of perf-anchors.md, 0.90 of fio at the same mix; not measured.
+constexpr double kDiskFraction = 0.90;
+/// Cores where the machine does not say: what two sockets of a cloud GPU node have (p4d: 48).
+constexpr double kAssumedCoresPerGpu = 6;
+
+}  // namespace
+
+Bytes adam_traffic(const AdamTypes& types) {
+  const int bytes = size_of(types.gradient) + 2 * size_of(types.master) + 4 * size_of(types.moments) +
+                    (types.writes_copy ? size_of(DType::bf16) : 0);
+  return Bytes(bytes);
+}
+
+HostModel::HostModel(const MachineSpec& machine)
+    : dram_(machine.dram_bandwidth),
+      pcie_(machine.gpu.pcie * kPcieFraction),
+      nvme_read_(machine.nvme.read * kDiskFraction),
+      nvme_write_(machine.nvme.write * kDiskFraction),
+      pcie_generation_(machine.gpu.pcie_generation) {
+  pcie_total_ = machine.gpu.pcie * (2 * (pcie_generation_ >= 5 ? kPcieDuplexGen5 : kPcieDuplexGen4));
+  cores_assumed_ = machine.physical_cores <= 0;
+  cores_ = cores_assumed_ ? kAssumedCoresPerGpu * machine.gpus_per_node : machine.physical_cores;
+}
+
+HostWork HostModel::stream(Bytes traffic) const { return {traffic, traffic / kCoreBandwidth}; }
+
+HostWork HostModel::adam(std::int64_t parameters, const AdamTypes& types) const {
+  return stream(adam_traffic(types) * static_cast<double>(parameters));
+}
+
+HostWork HostModel::accumulate(std::int64_t parameters) const {
+  return stream(kAccumulateTraffic * static_cast<double>(parameters));
+}
+
+HostCopy HostModel::copy(Bytes bytes) const {
+  if (!(bytes > Bytes())) return {};
+  return {kCopyLatency, bytes, bytes};
+}
+
+DiskTransfer HostModel::disk_read(Bytes bytes) const { return {bytes, bytes}; }
+
+DiskTransfer HostModel::disk_write(Bytes bytes) const {
+  const double cost = nvme_write_ > BytesPerSecond() ? nvme_read_ / nvme_write_ : 1;
+  return {bytes * cost, bytes};
+}
+
+Seconds HostModel::alone(const HostWork& work) const {
+  return std::max(work.dram / dram_, work.core_time / cores_);
+}
+
+Seconds HostModel::alone(const HostCopy& copy) const {
+  return copy.latency + std::max(copy.link / pcie_, copy.dram / dram_);
+}
+
+Seconds HostModel::alone(const DiskTransfer& transfer) const {
+  return std::max(transfer.read_equivalent / nvme_read_, transfer.dram / dram_);
+}
+
+std::vector<Assumption> HostModel::assumptions() const {
+  std::vector<Assumption> list;
+  list.push_back({"host memory traffic", fmt::format("{:.4g} GB/s a node", dram_.base() / 1e9), "machine"});
+  list.push_back({"host core", fmt::format("{:.0f} GB/s read-modify-write", kCoreBandwidth.base() / 1e9),
+                  "measured on an H200 host, perf-anchors.md section 10"});
+  list.push_back({"pinned copies", fmt::format("{:.4g} GB/s one way, {:.4g} GB/s each with both busy",
+                                               pcie_.base() / 1e9, pcie_total_.base() / 2e9),
+                  pcie_generation_ >= 5 ? "0.86 and 0.81 of x16, measured on an H200"
+                                        : "0.86 and 0.60 of x16, measured on an A100"});
+  if (nvme_read_ > BytesPerSecond())
+    list.push_back({"disks", fmt::format("{:.2f} of the given rates; mixed reads and writes share them", kDiskFraction),
+                    "goal R12, not measured"});
+  if (cores_assumed_)
+    list.push_back({"host cores", fmt::format("{:.0f}", cores_), "6 a GPU, as p4d; the machine does not say"});
+  return list;
+}
+
+}  // namespace zeroplan

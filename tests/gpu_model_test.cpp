@@ -1,0 +1,200 @@
+// Kernel times: laws of the model, published rates, and the fitted curves on rows of the measured tables.
+
+#include "sim/gpu_model.h"
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "models/error.h"
+#include "sim/efficiency_fit.h"
+#include "tests/catch.h"
+#include "tests/sim_machines.h"
+
+namespace zeroplan::tests {
+namespace {
+
+AttentionShape llama_70b_attention() {
+  AttentionShape shape;
+  shape.heads = 64;
+  shape.kv_heads = 8;
+  shape.qk_dim = shape.v_dim = 128;
+  return shape;
+}
+
+double causal_flops(const AttentionShape& shape, double batch, double seq) {
+  return batch * seq * seq * static_cast<double>(shape.heads * (shape.qk_dim + shape.v_dim));
+}
+
+std::vector<GemmMeasurement> gemm_rows(const std::string& gpu) {
+  std::ifstream in(std::string(ZEROPLAN_TESTS_DIR) + "/data/gemm_shapes.csv");
+  REQUIRE(in.good());
+  std::string line;
+  std::getline(in, line);
+  std::vector<GemmMeasurement> rows;
+  while (std::getline(in, line)) {
+    std::stringstream cells(line);
+    std::string name, m, n, k, output, accumulate, peak, efficiency;
+    for (std::string* cell : {&name, &m, &n, &k, &output, &accumulate, &peak, &efficiency})
+      std::getline(cells, *cell, ',');
+    if (name != gpu) continue;
+    GemmMeasurement row;
+    row.gpu = name;
+    row.rows = std::stod(m);
+    row.columns = std::stod(n);
+    row.inner = std::stod(k);
+    row.fp32_output = output == "fp32";
+    row.accumulate = accumulate == "True";
+    row.peak = FlopsPerSecond(std::stod(peak) * 1e12);
+    row.efficiency = std::stod(efficiency);
+    row.num_sms = gpu == "B200" ? 148 : 108;
+    row.memory_bandwidth = BytesPerSecond(gpu == "B200" ? 8000e9 : 1935e9);
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("gpu: a large matmul on an H200 runs at 0.88 of the sustained rate") {
+  const GpuModel gpu(test_gpu("H200-SXM-141GB"));
+  const KernelCost cost = gpu.gemm(8192, 8192, 8192, DType::bf16);
+  const double tflops = 2 * std::pow(8192.0, 3) / cost.alone().base() / 1e12;
+  CHECK(tflops > 0.85 * 0.88 * 794.5);
+  CHECK(tflops < 0.88 * 794.5);
+  CHECK(cost.sm_time > cost.hbm_time);
+  CHECK_THAT(gpu.matmul_rate(DType::bf16).base() / 1e12, WithinRel(0.88 * 794.5, 1e-12));
+}
+
+TEST_CASE("gpu: a matmul of few rows is bounded by reading the weights") {
+  const GpuModel gpu(test_gpu("A100-SXM4-80GB"));
+  const KernelCost cost = gpu.gemm(16, 8192, 8192, DType::bf16);
+  CHECK(cost.hbm_time > cost.sm_time * 0.5);
+  CHECK_THAT(cost.hbm_time.base(), WithinRel(2.0 * (8192.0 * 8192 + 2 * 16 * 8192) / (0.85 * 2039e9), 1e-9));
+}
+
+TEST_CASE("gpu: matmul time grows with every size and fp32 output costs more") {
+  const GpuModel gpu(test_gpu("A100-SXM4-80GB"));
+  for (std::int64_t size = 128; size <= 8192; size *= 2) {
+    CHECK(gpu.gemm(2 * size, 4096, 4096, DType::bf16).alone() >= gpu.gemm(size, 4096, 4096, DType::bf16).alone());
+    CHECK(gpu.gemm(4096, 4096, 2 * size, DType::bf16).alone() > gpu.gemm(4096, 4096, size, DType::bf16).alone());
+  }
+  const KernelCost plain = gpu.gemm(4096, 4096, 8192, DType::bf16);
+  const KernelCost fp32 = gpu.gemm(4096, 4096, 8192, DType::bf16, GemmOutput::fp32);
+  CHECK_THAT(fp32.sm_time / plain.sm_time, WithinRel(1.056, 0.01));
+  CHECK(gpu.gemm(4096, 4096, 64, DType::bf16, GemmOutput::accumulate_fp32).hbm_time >
+        gpu.gemm(4096, 4096, 64, DType::bf16, GemmOutput::fp32).hbm_time);
+  CHECK(gpu.gemm(0, 4096, 4096, DType::bf16).alone() == Seconds());
+}
+
+TEST_CASE("gpu: grouped products share waves and never beat one product of the same work") {
+  const GpuModel gpu(test_gpu("B200-SXM-180GB"));
+  const KernelCost grouped = gpu.grouped_gemm(128, 256, 2048, 7168, DType::bf16);
+  const KernelCost one = gpu.gemm(128 * 256, 2048, 7168, DType::bf16);
+  CHECK(grouped.alone() > one.alone());
+  CHECK(grouped.alone() < 128 * gpu.gemm(256, 2048, 7168, DType::bf16).alone());
+}
+
+TEST_CASE("gpu: cuDNN attention on an H200 is within 3 % of its benchmark") {
+  const GpuModel gpu(test_gpu("H200-SXM-141GB"));
+  const AttentionShape shape = llama_70b_attention();
+  struct Row {
+    int seq;
+    double forward, backward;  // TFLOP/s on the causal half, runtime.md section 4
+  };
+  for (const Row& row : {Row{2048, 484, 370}, Row{4096, 591, 474}, Row{8192, 644, 541}, Row{16384, 673, 579},
+                         Row{32768, 688, 581}}) {
+    const double flops = causal_flops(shape, 1, row.seq);
+    INFO(row.seq);
+    CHECK_THAT(flops / gpu.attention_forward(shape, 1, row.seq, DType::bf16).alone().base() / 1e12,
+               WithinRel(row.forward, 0.03));
+    CHECK_THAT(2.5 * flops / gpu.attention_backward(shape, 1, row.seq, DType::bf16).alone().base() / 1e12,
+               WithinRel(row.backward, 0.03));
+  }
+  AttentionShape narrow = shape;  // head size 64: about 350 and 300
+  narrow.qk_dim = narrow.v_dim = 64;
+  CHECK_THAT(causal_flops(narrow, 1, 8192) / gpu.attention_forward(narrow, 1, 8192, DType::bf16).alone().base() / 1e12,
+             WithinRel(350.0, 0.07));
+}
+
+TEST_CASE("gpu: attention masks, windows and kernels change the work") {
+  const GpuModel gpu(test_gpu("A100-SXM4-80GB"));
+  AttentionShape shape = llama_70b_attention();
+  const Seconds causal = gpu.attention_forward(shape, 4, 8192, DType::bf16).alone();
+  shape.window = 1024;
+  CHECK(gpu.attention_forward(shape, 4, 8192, DType::bf16).alone() < causal * 0.5);
+  shape.window = 0;
+  shape.causal = false;
+  CHECK_THAT(gpu.attention_forward(shape, 4, 8192, DType::bf16).alone() / causal, WithinRel(2.0, 0.1));
+  shape.causal = true;
+  CHECK_THAT(causal_flops(shape, 4, 8192) /
+                 gpu.attention_forward(shape, 4, 8192, DType::bf16, AttentionKernel::flash_2).alone().base() / 312e12,
+             WithinRel(0.547, 0.03));
+}
+
+TEST_CASE("gpu: a V100 has no bf16 and no fused attention") {
+  const GpuModel gpu(test_gpu("V100-SXM2-32GB"));
+  CHECK_FALSE(gpu.supports(DType::bf16));
+  CHECK(gpu.supports(DType::fp16));
+  CHECK_FALSE(gpu.supports(DType::i32));
+  CHECK_THROWS_AS(gpu.gemm(128, 128, 128, DType::bf16), std::logic_error);
+  const AttentionShape shape = llama_70b_attention();
+  const KernelCost best = gpu.attention_forward(shape, 1, 2048, DType::fp16);
+  CHECK(best == gpu.attention_forward(shape, 1, 2048, DType::fp16, AttentionKernel::unfused));
+  CHECK(best.hbm_time > gpu.memory_bound(Bytes(64.0 * 2048 * 2048 * 10)).hbm_time);
+}
+
+TEST_CASE("gpu: streaming kernels reach 0.90 of the memory bandwidth") {
+  const GpuModel gpu(test_gpu("H200-SXM-141GB"));
+  CHECK_THAT(8e9 / gpu.memory_bound(Bytes(8e9)).hbm_time.base(), WithinRel(4.26e12, 0.02));  // copy of 4 GiB measured
+  CHECK(gpu.adam(1'000'000, Bytes(28)).hbm_time == gpu.memory_bound(Bytes(28e6)).hbm_time);
+}
+
+TEST_CASE("gpu: assumptions name what was measured and what was not") {
+  const auto find = [](const std::vector<Assumption>& list, const std::string& part) {
+    for (const Assumption& assumption : list)
+      if (assumption.what.find(part) != std::string::npos) return assumption;
+    return Assumption{};
+  };
+  const Assumption measured = find(GpuModel(test_gpu("A100-SXM4-80GB")).assumptions(), "sustained matmul");
+  CHECK(measured.value == "271.2 TFLOPS");
+  const Assumption derived = find(GpuModel(test_gpu("H800-SXM5-80GB")).assumptions(), "sustained matmul");
+  CHECK(derived.value == "0.803 of the dense peak");
+  CHECK(find(GpuModel(test_gpu("RTX-3090")).assumptions(), "sustained matmul").value == "1 of the dense peak");
+  CHECK(find(GpuModel(test_gpu("RTX-PRO-6000")).assumptions(), "sustained matmul").value == "0.877 of the dense peak");
+  CHECK(find(GpuModel(test_gpu("H200-SXM-141GB")).assumptions(), "matmul shape curve").value == "Ampere");
+}
+
+TEST_CASE("fit: the shape curve of the A100 is found again from its rows") {
+  const std::vector<GemmMeasurement> rows = gemm_rows("A100-80GB PCIe");
+  REQUIRE(rows.size() >= 100);
+  const GemmShapeCurve curve = fit_gemm_curve("Ampere", rows, "test");
+  CHECK_THAT(curve.k_ramp, WithinRel(143.6, 0.05));       // step-time.md section 2: 144
+  CHECK_THAT(curve.tile_exponent, WithinRel(0.808, 0.05));  // 0.81
+  CHECK_THAT(curve.fp32_penalty, WithinAbs(0.056, 0.01));
+  CHECK(curve.quality.mean < 0.04);
+  CHECK(cross_validated(rows).mean < 0.045);
+  const EfficiencyTables& tables = builtin_efficiency_tables();
+  CHECK_THAT(tables.gemm.front().k_ramp, WithinRel(curve.k_ramp, 0.01));
+}
+
+TEST_CASE("fit: an efficiency above one is refused") {
+  std::vector<GemmMeasurement> rows = gemm_rows("A100-80GB PCIe");
+  rows.front().efficiency = 1.07;
+  CHECK_THROWS_AS(fit_gemm_curve("Ampere", rows, "test"), std::logic_error);
+}
+
+TEST_CASE("fit: tables are read back as they were written and point at errors") {
+  const EfficiencyTables& tables = builtin_efficiency_tables();
+  const std::string gemm = write_gemm_curves(tables.gemm);
+  const std::string attention = write_attention_curves(tables.attention);
+  const EfficiencyTables again = read_efficiency_tables(gemm, attention, R"({"schema": 1, "fractions": []})");
+  CHECK(write_gemm_curves(again.gemm) == gemm);
+  CHECK(write_attention_curves(again.attention) == attention);
+  CHECK_THROWS_WITH(read_efficiency_tables("{\"schema\": 2, \"curves\": []}", attention, "{}"),
+                    HasText("fits/gemm_shapes.json:1"));
+}
+
+}  // namespace zeroplan::tests
