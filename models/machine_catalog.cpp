@@ -100,12 +100,35 @@ void read_gpu_links(const JsonValue& entry, GpuSpec& gpu) {
 }
 
 CatalogGpu read_gpu(const JsonValue& entry) {
-  entry.require_only({"name",        "aliases",     "default_for",       "vendor",        "arch",
-                      "segment",     "form_factor", "compute_capability", "label",        "memory",
-                      "driver_memory", "physical_memory", "memory_bandwidth", "peak_bf16", "peak_fp16",
-                      "peak_fp32",   "measured_matmul", "num_sms",        "nvlink",        "nvlink_generation",
-                      "nvlink_links", "wiring",     "pcie_generation",   "pcie",          "p2p_over_pcie",
-                      "c2c",         "gpus_per_c2c", "sources",          "recalled"});
+  entry.require_only({"name",
+                      "aliases",
+                      "default_for",
+                      "vendor",
+                      "arch",
+                      "segment",
+                      "form_factor",
+                      "compute_capability",
+                      "label",
+                      "memory",
+                      "driver_memory",
+                      "physical_memory",
+                      "memory_bandwidth",
+                      "peak_bf16",
+                      "peak_fp16",
+                      "peak_fp32",
+                      "measured_matmul",
+                      "num_sms",
+                      "nvlink",
+                      "nvlink_generation",
+                      "nvlink_links",
+                      "wiring",
+                      "pcie_generation",
+                      "pcie",
+                      "p2p_over_pcie",
+                      "c2c",
+                      "gpus_per_c2c",
+                      "sources",
+                      "recalled"});
   CatalogGpu gpu;
   gpu.spec.name = entry.at("name").as_string();
   gpu.spec.vendor = entry.at("vendor").as_string();
@@ -169,11 +192,29 @@ PartialNode read_partial(const JsonValue& entry) {
 }
 
 MachineSpec read_node(const JsonValue& entry) {
-  entry.require_only({"name",           "aliases",        "provider", "kind",     "gpu",
-                      "gpus_per_node",  "interconnect",   "nvlink",   "gpus_per_pcie_switch",
-                      "gpus_per_root_complex", "pcie_generation", "pcie_lanes", "sockets", "physical_cores",
-                      "vcpus",          "cpu",            "dram",     "dram_bandwidth", "nvme",
-                      "network",        "price",          "sources",  "recalled"});
+  entry.require_only({"name",
+                      "aliases",
+                      "provider",
+                      "kind",
+                      "gpu",
+                      "gpus_per_node",
+                      "interconnect",
+                      "nvlink",
+                      "gpus_per_pcie_switch",
+                      "gpus_per_root_complex",
+                      "pcie_generation",
+                      "pcie_lanes",
+                      "sockets",
+                      "physical_cores",
+                      "vcpus",
+                      "cpu",
+                      "dram",
+                      "dram_bandwidth",
+                      "nvme",
+                      "network",
+                      "price",
+                      "sources",
+                      "recalled"});
   const CatalogGpu gpu = load_gpu(entry.at("gpu").as_string());
   MachineSpec machine;
   machine.name = entry.at("name").as_string();
@@ -218,8 +259,8 @@ std::vector<GpuEntry> gpu_index() {
   std::vector<GpuEntry> entries;
   for (const JsonValue& line : document.root().at("rows").items()) {
     const auto cells = row(line, 4);
-    entries.push_back({cells[0].as_string(), static_cast<int>(cells[1].as_int(1, 1 << 20)), texts(cells[2]),
-                       texts(cells[3])});
+    entries.push_back(
+        {cells[0].as_string(), static_cast<int>(cells[1].as_int(1, 1 << 20)), texts(cells[2]), texts(cells[3])});
   }
   return entries;
 }

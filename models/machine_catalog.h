@@ -42,8 +42,8 @@ enum class Wiring : std::uint8_t { none, pairs, mesh, nvswitch_above_4, nvswitch
 /// A file of gpus/, completed.
 struct CatalogGpu {
   GpuSpec spec;
-  std::string segment;               // "consumer", "workstation", "data centre"
-  int label = 0;                     // GB
+  std::string segment;  // "consumer", "workstation", "data centre"
+  int label = 0;        // GB
   Wiring wiring = Wiring::none;
   std::optional<Assumption> memory;  // how the capacity was worked out when nobody measured it
 };

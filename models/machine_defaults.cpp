@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "models/catalog.h"
 #include "models/machine_catalog.h"
@@ -112,26 +113,34 @@ class Completion {
                        rule.at("source").as_string()));
   }
 
-  std::string socket_bandwidth(const JsonValue& rule) const {
-    for (const JsonValue& pair : rule.at("by_cpu").items()) {
-      if (machine_.cpu.find(pair.items()[0].as_string()) != std::string::npos) return pair.items()[1].as_string();
+  /// Nominal rate of one socket, and its basis.
+  std::pair<BytesPerSecond, std::string> socket_bandwidth(const JsonValue& rule) const {
+    for (const JsonValue& row : rule.at("by_cpu").items()) {
+      const auto cells = row.items();
+      if (machine_.cpu.find(cells[0].as_string()) == std::string::npos) continue;
+      return {cells[1].as_rate(), cells[2].as_string()};
     }
     const bool ddr5 = contains(rule.at("ddr5_archs"), machine_.gpu.arch);
-    return rule.at(ddr5 ? "ddr5_per_socket" : "ddr4_per_socket").as_string();
+    return {rule.at(ddr5 ? "ddr5_per_socket" : "ddr4_per_socket").as_rate(),
+            fmt::format("{}, {}", ddr5 ? "DDR5" : "DDR4", rule.at("source").as_string())};
   }
 
   void set_dram_bandwidth() {
     const JsonValue& rule = section("dram_bandwidth");
     const double fraction = rule.at("achievable_fraction").as_real(0, 1);
-    const std::string per_socket = socket_bandwidth(rule);
-    const BytesPerSecond nominal = node_.dram_bandwidth.value_or(
-        parse_rate(per_socket, "node_defaults.json: dram_bandwidth") * machine_.sockets);
+    std::string basis;
+    BytesPerSecond nominal;
+    if (node_.dram_bandwidth) {
+      nominal = *node_.dram_bandwidth;
+      basis = fmt::format("{} of {} theoretical", fraction, format_rate(nominal));
+    } else {
+      const auto [per_socket, why] = socket_bandwidth(rule);
+      nominal = per_socket * machine_.sockets;
+      basis = fmt::format("{} of {} x {} a socket ({})", fraction, machine_.sockets, format_rate(per_socket), why);
+    }
     machine_.dram_bandwidth = whole(nominal * fraction);
-    const std::string basis = node_.dram_bandwidth
-                                  ? fmt::format("{} of {} theoretical", fraction, format_rate(nominal))
-                                  : fmt::format("{} of {} x {} a socket", fraction, machine_.sockets, per_socket);
     assume("host memory bandwidth", format_rate(machine_.dram_bandwidth),
-           fmt::format("{}: {}", basis, rule.at("source").as_string()));
+           fmt::format("{}: {}", basis, rule.at("achievable_source").as_string()));
   }
 
   void set_pcie() {
@@ -180,12 +189,13 @@ class Completion {
     } else {
       nvme.drives = static_cast<int>(std::ceil(node_.nvme_capacity->base() / each));
       assume("NVMe drives", fmt::format("{}", nvme.drives),
-             fmt::format("{} in drives of {}", to_text(*node_.nvme_capacity), drive.at("capacity").as_string()));
+             fmt::format("{} in drives of {}: {}", to_text(*node_.nvme_capacity), drive.at("capacity").as_string(),
+                         drive.at("capacity_source").as_string()));
     }
     nvme.capacity = node_.nvme_capacity.value_or(Bytes(each) * nvme.drives);
     nvme.read = node_.nvme_read.value_or(drive.at("read").as_rate() * nvme.drives);
     nvme.write = node_.nvme_write.value_or(drive.at("write").as_rate() * nvme.drives);
-    if (!node_.nvme_capacity) assume("NVMe capacity", to_text(nvme.capacity), drive);
+    if (!node_.nvme_capacity) assume("NVMe capacity", to_text(nvme.capacity), drive.at("capacity_source").as_string());
     if (!node_.nvme_read) assume("NVMe read rate", format_rate(nvme.read), drive);
     if (!node_.nvme_write) assume("NVMe write rate", format_rate(nvme.write), drive);
   }
@@ -216,8 +226,8 @@ void set_nodes(MachineSpec& machine, int nodes) {
   const std::string segment = listed ? load_gpu(machine.gpu.name).segment : "data centre";
   const std::string key = segment != "data centre" ? segment : (ddr5 ? "data_centre_ddr5" : "data_centre");
   machine.network = {1, rule.at(key).as_rate(), "not stated", false};
-  machine.assumptions.push_back({"network of a node", rule.at(key).as_string(),
-                                 fmt::format("default: {}", rule.at("source").as_string())});
+  machine.assumptions.push_back(
+      {"network of a node", rule.at(key).as_string(), fmt::format("default: {}", rule.at("source").as_string())});
 }
 
 Bytes MachineSpec::usable_dram() const {

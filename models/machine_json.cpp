@@ -13,13 +13,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
-constexpr int kMostPerNode = 1024;     // GPUs, NICs, drives, sockets of one node
+constexpr int kMostPerNode = 1024;  // GPUs, NICs, drives, sockets of one node
 constexpr int kMostNodes = 65536;
 constexpr int kMostCores = 1 << 20;
 constexpr double kMostUsdPerHour = 1e9;
-constexpr double kMostBase = 1e21;     // bytes, bytes/s, flops/s: beyond any machine, far from overflow
+constexpr double kMostBase = 1e21;  // bytes, bytes/s, flops/s: beyond any machine, far from overflow
 
-constexpr Interconnect kInterconnects[] = {Interconnect::nvswitch,    Interconnect::nvlink_mesh,
+constexpr Interconnect kInterconnects[] = {Interconnect::nvswitch,     Interconnect::nvlink_mesh,
                                            Interconnect::nvlink_pairs, Interconnect::pcie_switch,
                                            Interconnect::root_complex, Interconnect::single};
 
@@ -107,31 +107,94 @@ void describe_machine(Visitor& visit, Machine& machine) {
   visit.list("assumptions", machine.assumptions);
 }
 
-template <class Visitor> void describe(Visitor& visit, GpuSpec& part) { describe_gpu(visit, part); }
-template <class Visitor> void describe(Visitor& visit, const GpuSpec& part) { describe_gpu(visit, part); }
-template <class Visitor> void describe(Visitor& visit, NvmeSpec& part) { describe_nvme(visit, part); }
-template <class Visitor> void describe(Visitor& visit, const NvmeSpec& part) { describe_nvme(visit, part); }
-template <class Visitor> void describe(Visitor& visit, NetworkSpec& part) { describe_network(visit, part); }
-template <class Visitor> void describe(Visitor& visit, const NetworkSpec& part) { describe_network(visit, part); }
-template <class Visitor> void describe(Visitor& visit, PriceSpec& part) { describe_price(visit, part); }
-template <class Visitor> void describe(Visitor& visit, const PriceSpec& part) { describe_price(visit, part); }
-template <class Visitor> void describe(Visitor& visit, Assumption& part) { describe_assumption(visit, part); }
-template <class Visitor> void describe(Visitor& visit, const Assumption& part) { describe_assumption(visit, part); }
-template <class Visitor> void describe(Visitor& visit, MachineSpec& part) { describe_machine(visit, part); }
-template <class Visitor> void describe(Visitor& visit, const MachineSpec& part) { describe_machine(visit, part); }
+template <class Visitor>
+void describe(Visitor& visit, GpuSpec& part) {
+  describe_gpu(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, const GpuSpec& part) {
+  describe_gpu(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, NvmeSpec& part) {
+  describe_nvme(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, const NvmeSpec& part) {
+  describe_nvme(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, NetworkSpec& part) {
+  describe_network(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, const NetworkSpec& part) {
+  describe_network(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, PriceSpec& part) {
+  describe_price(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, const PriceSpec& part) {
+  describe_price(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, Assumption& part) {
+  describe_assumption(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, const Assumption& part) {
+  describe_assumption(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, MachineSpec& part) {
+  describe_machine(visit, part);
+}
+template <class Visitor>
+void describe(Visitor& visit, const MachineSpec& part) {
+  describe_machine(visit, part);
+}
 
 /// Every method of a visitor takes the key first; this one notes it.
 struct KeyCollector {
   std::vector<std::string_view> keys;
-  template <class... Rest> void need(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void text(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void maybe(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void amount(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void count(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void flag(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void list(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void part(std::string_view key, Rest&&...) { keys.push_back(key); }
-  template <class... Rest> void schema(std::string_view key, Rest&&...) { keys.push_back(key); }
+  template <class... Rest>
+  void need(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void text(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void maybe(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void amount(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void count(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void flag(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void list(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void part(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
+  template <class... Rest>
+  void schema(std::string_view key, Rest&&...) {
+    keys.push_back(key);
+  }
 };
 
 template <class Part>
@@ -300,6 +363,9 @@ Json write_part(const Part& part) {
   return writer.take();
 }
 
+/// Names of CPUs and GPUs come from drivers: bytes that are no UTF-8 are replaced, not refused.
+std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
 /// What single keys cannot tell.
 void check_wiring(const JsonValue& value, const MachineSpec& machine) {
   const bool nvlinked = machine.interconnect == Interconnect::nvswitch ||
@@ -313,8 +379,8 @@ void check_wiring(const JsonValue& value, const MachineSpec& machine) {
     value.fail_with(fmt::format("interconnect single has one GPU, not gpus_per_node {}", machine.gpus_per_node));
   }
   if (machine.sockets > 1 && machine.socket_link.base() == 0) {
-    value.fail_with(fmt::format("sockets {} need socket_link: the rate between two of them, one direction",
-                                machine.sockets));
+    value.fail_with(
+        fmt::format("sockets {} need socket_link: the rate between two of them, one direction", machine.sockets));
   }
   if (machine.gpu.pcie.base() == 0 && machine.gpu.c2c.base() == 0 && !machine.host_device) {
     value.at("gpu").fail_with("pcie is missing: the rate of the GPU's link to the host, one direction");
@@ -362,9 +428,8 @@ MachineSpec read_machine(std::string_view text, const std::string& file_name) {
   return read_machine(document.root());
 }
 
-std::string write_machine(const MachineSpec& machine) {
-  // Names of CPUs and GPUs come from drivers: bytes that are no UTF-8 are replaced, not refused.
-  return write_part(machine).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-}
+std::string write_machine(const MachineSpec& machine) { return dump(write_part(machine)); }
+
+std::string write_gpu(const GpuSpec& gpu) { return dump(write_part(gpu)); }
 
 }  // namespace zeroplan

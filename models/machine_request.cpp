@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kFlag = "--gpus";
 constexpr std::string_view kExpected = "NxGPU such as 4xA100-80G";
-constexpr int kUsualMostPerNode = 8;       // nodes of 8 are sold for any GPU; more only where the catalog has one
+constexpr int kUsualMostPerNode = 8;  // nodes of 8 are sold for any GPU; more only where the catalog has one
 constexpr std::int64_t kMostTyped = 1'000'000;
 constexpr std::size_t kMostDrives = 1024;
 
@@ -107,8 +107,8 @@ const GpuEntry& with_label(const std::vector<GpuEntry>& index, const Matches& me
       others.push_back(&gpu);
     }
   }
-  throw InputError(fmt::format("{}: {}: no such GPU has {} GB, there is {}", kFlag, quoted(typed), label,
-                               list_names(others)));
+  throw InputError(
+      fmt::format("{}: {}: no such GPU has {} GB, there is {}", kFlag, quoted(typed), label, list_names(others)));
 }
 
 const GpuEntry& resolve_gpu(const std::vector<GpuEntry>& index, std::string_view typed) {
@@ -164,8 +164,8 @@ int node_size_for(int count, const NodeSizes& sizes) {
 void refuse_large(const GpuRequest& request, int nodes, const NodeSizes& sizes) {
   if (request.count <= sizes.largest) return;
   const int size = node_size_for(request.count, sizes);
-  throw InputError(fmt::format("{}: {}x{} is more than one node holds (at most {}): use --gpus {}x{} --nodes {}",
-                               kFlag, request.count, request.gpu, sizes.largest, size, request.gpu,
+  throw InputError(fmt::format("{}: {}x{} is more than one node holds (at most {}): use --gpus {}x{} --nodes {}", kFlag,
+                               request.count, request.gpu, sizes.largest, size, request.gpu,
                                static_cast<std::int64_t>(nodes) * (request.count / size)));
 }
 
@@ -258,8 +258,8 @@ GpuRequest parse_gpu_request(std::string_view text) {
   if (digits == 0 || rest.size() < 2 || (rest[0] != 'x' && rest[0] != 'X')) {
     throw InputError(fmt::format("{}: expected {}, got {}", kFlag, kExpected, quoted(text)));
   }
-  const std::int64_t count = parse_integer(whole.substr(0, digits), fmt::format("{}: the count in {}", kFlag, quoted(text)),
-                                           1, kMostTyped);
+  const std::int64_t count =
+      parse_integer(whole.substr(0, digits), fmt::format("{}: the count in {}", kFlag, quoted(text)), 1, kMostTyped);
   const std::string_view name = trimmed(rest.substr(1));
   const std::vector<GpuEntry> index = gpu_index();
   if (normalized(name).empty()) refuse_unknown(index, name);

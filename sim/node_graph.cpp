@@ -82,7 +82,7 @@ class Builder {
   Duplex pcie_link(const std::string& name) {
     const double nominal = machine_.gpu.pcie.base();
     const double fraction = machine_.gpu.pcie_generation >= kFirstBetterDuplexGeneration ? kPcieDuplexFractionGen5
-                                                                                          : kPcieDuplexFractionGen4;
+                                                                                         : kPcieDuplexFractionGen4;
     Duplex link;
     link.width = nominal * kPcieFraction;
     link.there = resource(name + " to host", ResourceKind::pcie, link.width);
@@ -106,8 +106,8 @@ class Builder {
     // Unknown cores: one a GPU, the least that drives it.
     const double cores = machine_.physical_cores > 0 ? machine_.physical_cores : machine_.gpus_per_node;
     for (int i = 0; i < sockets; ++i) {
-      const auto dram = resource(fmt::format("host memory {}", i), ResourceKind::dram,
-                                 machine_.dram_bandwidth.base() / sockets);
+      const auto dram =
+          resource(fmt::format("host memory {}", i), ResourceKind::dram, machine_.dram_bandwidth.base() / sockets);
       graph_.cpus.push_back(resource(fmt::format("cpu {}", i), ResourceKind::cpu, cores / sockets));
       sockets_.push_back(vertex(fmt::format("socket {}", i)));
       graph_.drams.push_back(vertex(fmt::format("host memory {}", i), true, dram));
@@ -130,7 +130,8 @@ class Builder {
     if (gpu.peak_fp16) rate = std::max(rate, gpu.peak_fp16->base());
     if (rate == 0 && gpu.peak_fp32) rate = gpu.peak_fp32->base();
     if (rate > 0) return rate;
-    throw InputError(fmt::format("machine {}: GPU {} needs peak_bf16, peak_fp16 or peak_fp32", machine_.name, gpu.name));
+    throw InputError(
+        fmt::format("machine {}: GPU {} needs peak_bf16, peak_fp16 or peak_fp32", machine_.name, gpu.name));
   }
 
   void add_gpus() {

@@ -20,17 +20,17 @@ struct NodeVertex {
 struct NodeEdge {
   int from = 0;
   int to = 0;
-  std::optional<ResourceId> link;    // nothing: never the limit
-  std::optional<ResourceId> duplex;  // both directions of the link together
+  std::optional<ResourceId> link;                          // nothing: never the limit
+  std::optional<ResourceId> duplex;                        // both directions of the link together
   double width = std::numeric_limits<double>::infinity();  // bytes/s of the link
   bool nvlink = false;
 };
 
 struct NodeGraph {
   std::vector<NodeVertex> vertices;
-  std::vector<NodeEdge> edges;       // out of a vertex in ascending order of ids
-  std::vector<Resource> resources;   // names without the node
-  std::vector<int> gpus, drams, nvmes, nics;                // vertices
+  std::vector<NodeEdge> edges;                // out of a vertex in ascending order of ids
+  std::vector<Resource> resources;            // names without the node
+  std::vector<int> gpus, drams, nvmes, nics;  // vertices
   std::vector<ResourceId> sms, cpus, nic_out, nic_in;
   std::vector<int> socket_of_gpu, complex_of_gpu, nic_of_gpu, nic_of_socket;
   ResourceId nvme_read, nvme_write;

@@ -193,8 +193,8 @@ struct Topology::Impl {
 
   void need_leg(Path& path, Endpoint from, Endpoint to) const {
     if (add_leg(path, from, to, false)) return;
-    throw InputError(fmt::format("machine {}: no path between {} and {}", name, graph[vertex(from)].name,
-                                 graph[vertex(to)].name));
+    throw InputError(
+        fmt::format("machine {}: no path between {} and {}", name, graph[vertex(from)].name, graph[vertex(to)].name));
   }
 
   Endpoint host_of(Endpoint gpu) const {
@@ -265,14 +265,14 @@ struct Topology::Impl {
         const auto to = static_cast<Vertex>(node.drams[static_cast<std::size_t>(socket)]);
         if (node.socket_of_gpu[static_cast<std::size_t>(gpu)] != socket && gpu > 0) continue;
         if (widest(Filtered(graph, {&graph, from, to, false, 0}), from, to) > 0) continue;
-        throw InputError(fmt::format("machine {}: rank {} cannot reach the memory of socket {}: {} is missing", name,
-                                     gpu, socket, node.socket_of_gpu[static_cast<std::size_t>(gpu)] == socket
-                                                      ? "gpu.pcie" : "socket_link"));
+        throw InputError(
+            fmt::format("machine {}: rank {} cannot reach the memory of socket {}: {} is missing", name, gpu, socket,
+                        node.socket_of_gpu[static_cast<std::size_t>(gpu)] == socket ? "gpu.pcie" : "socket_link"));
       }
     }
     if (nodes > 1 && node.nics.empty()) {
-      throw InputError(fmt::format("machine {}: rank {} cannot reach rank 0: {} nodes need a network", name,
-                                   gpus_per_node, nodes));
+      throw InputError(
+          fmt::format("machine {}: rank {} cannot reach rank 0: {} nodes need a network", name, gpus_per_node, nodes));
     }
   }
 };

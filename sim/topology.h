@@ -26,7 +26,7 @@ enum class ResourceKind : std::uint8_t {
   cpu,          // core-seconds a second of one socket: its cores
   nvme_read,    // bytes/s of all drives of a node
   nvme_write,
-  nic,          // bytes/s, one direction, of the NICs that a GPU (or several) uses
+  nic,  // bytes/s, one direction, of the NICs that a GPU (or several) uses
 };
 std::string_view to_string(ResourceKind kind);
 
@@ -67,18 +67,18 @@ class Topology {
 
   /// Resources that one stream of bytes uses, in order; the memories at both ends included. A resource that stands
   /// twice is used twice (a bounce through host memory writes and reads it). Empty when from == to. GPUs reach each
-  /// other by NVLink if there is a link, else by PCIe under one root complex if the GPU allows peer access, else through
-  /// the host memory of the sender; other nodes through the NIC group of each GPU, and through host memory unless the
-  /// NICs have GPUDirect. Within a node the path is the widest, then the shortest, then the one of lowest ids.
-  /// Throws InputError when the machine has no such endpoint or no path. The span lives as long as the topology.
+  /// other by NVLink if there is a link, else by PCIe under one root complex if the GPU allows peer access, else
+  /// through the host memory of the sender; other nodes through the NIC group of each GPU, and through host memory
+  /// unless the NICs have GPUDirect. Within a node the path is the widest, then the shortest, then the one of lowest
+  /// ids. Throws InputError when the machine has no such endpoint or no path. The span lives as long as the topology.
   std::span<const ResourceId> route(Endpoint from, Endpoint to) const;
   /// What one stream gets alone: the least of capacity / uses.
   BytesPerSecond width(std::span<const ResourceId> route) const;
 
   int num_ranks() const;
   int gpus_per_node() const;
-  int sockets() const;       // of a node
-  int nic_groups() const;    // of a node; 0 without network
+  int sockets() const;     // of a node
+  int nic_groups() const;  // of a node; 0 without network
   /// Ranks are numbered node by node.
   Endpoint gpu(int rank) const;
   /// The memory of the socket that the rank's GPU hangs on.

@@ -23,8 +23,8 @@ std::vector<std::string> list_at(const JsonValue& entry, std::string_view key) {
 }
 
 std::size_t files_below(std::string_view folder) {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      catalog_files(), [&](const CatalogFile& file) { return file.path.starts_with(folder); }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(catalog_files(), [&](const CatalogFile& file) { return file.path.starts_with(folder); }));
 }
 
 }  // namespace

@@ -87,9 +87,7 @@ TEST_CASE("Errors in machine.json name file, line, key, what was expected and wh
     CHECK_THAT(error, HasText("memory_bandwith"));
     CHECK_THAT(error, HasText("memory_bandwidth"));
   }
-  SECTION("a missing key") {
-    CHECK_THAT(error_of(replaced(good, "\"dram\": \"128 GiB\",", "")), HasText("dram"));
-  }
+  SECTION("a missing key") { CHECK_THAT(error_of(replaced(good, "\"dram\": \"128 GiB\",", "")), HasText("dram")); }
   SECTION("a number without its unit") {
     const std::string error = error_of(replaced(good, "\"128 GiB\"", "128"));
     CHECK_THAT(error, HasText("m.json:"));
@@ -106,8 +104,12 @@ TEST_CASE("Errors in machine.json name file, line, key, what was expected and wh
   SECTION("an unknown interconnect lists the nearest") {
     CHECK_THAT(error_of(replaced(good, "\"nvlink_pairs\"", "\"nvlink_pair\"")), HasText("nvlink_pairs"));
   }
-  SECTION("another schema") { CHECK_THAT(error_of(replaced(good, "\"schema\": 1", "\"schema\": 2")), HasText("schema 1")); }
-  SECTION("a schema that is no number") { CHECK_THAT(error_of(replaced(good, "\"schema\": 1", "\"schema\": \"1\"")), HasText("schema 1")); }
+  SECTION("another schema") {
+    CHECK_THAT(error_of(replaced(good, "\"schema\": 1", "\"schema\": 2")), HasText("schema 1"));
+  }
+  SECTION("a schema that is no number") {
+    CHECK_THAT(error_of(replaced(good, "\"schema\": 1", "\"schema\": \"1\"")), HasText("schema 1"));
+  }
   SECTION("counts out of range") {
     CHECK_THAT(error_of(replaced(good, "\"gpus_per_node\": 2", "\"gpus_per_node\": 0")), HasText("/gpus_per_node"));
     CHECK_THAT(error_of(replaced(good, "\"gpus_per_node\": 2", "\"gpus_per_node\": 2.5")), HasText("/gpus_per_node"));

@@ -94,7 +94,7 @@ TEST_CASE("Without peer access GPUs exchange through host memory, which is used 
               "node 0 host memory 0", "node 0 gpu 1 pcie from host", "node 0 gpu 1 pcie both ways",
               "node 0 gpu 1 hbm"});
   CHECK_THAT(rate(topology, topology.gpu(0), topology.gpu(1)), WithinRel(20.0, 1e-12));  // 40 / 2 < 27.09
-  machine.gpu.p2p_over_pcie = std::nullopt;  // not known counts as no
+  machine.gpu.p2p_over_pcie = std::nullopt;                                              // not known counts as no
   CHECK_THAT(rate(Topology::build(machine), topology.gpu(0), topology.gpu(1)), WithinRel(20.0, 1e-12));
 }
 
@@ -195,7 +195,8 @@ TEST_CASE("Nodes meet over their NICs: directly with GPUDirect, else through hos
   CHECK(names(bounced, bounced.gpu(0), bounced.gpu(3)) ==
         Names{"node 0 gpu 0 hbm", "node 0 gpu 0 pcie to host", "node 0 gpu 0 pcie both ways", "node 0 host memory 0",
               "node 0 host memory 0", "node 0 nic 0 out", "node 1 nic 0 in", "node 1 host memory 0",
-              "node 1 host memory 0", "node 1 gpu 1 pcie from host", "node 1 gpu 1 pcie both ways", "node 1 gpu 1 hbm"});
+              "node 1 host memory 0", "node 1 gpu 1 pcie from host", "node 1 gpu 1 pcie both ways",
+              "node 1 gpu 1 hbm"});
   CHECK(bounced.nic_groups() == 1);
   CHECK(bounced.nic_of(1) == bounced.nic_of(0));  // shared
 }
