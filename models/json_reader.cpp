@@ -60,7 +60,6 @@ class CursorIterator {
     return before;
   }
   friend bool operator==(const CursorIterator& a, const CursorIterator& b) { return a.position_ == b.position_; }
-  friend bool operator!=(const CursorIterator& a, const CursorIterator& b) { return a.position_ != b.position_; }
 
  private:
   Cursor* cursor_;

@@ -45,12 +45,12 @@ class JsonValue {
   bool is_string() const { return kind_ == Kind::string; }
   bool is_number() const { return kind_ == Kind::integer || kind_ == Kind::real; }
   int line() const { return line_; }
-  std::string pointer() const;                               // "/gpu/memory_bandwidth", "" at the root
-  const std::string& file() const { return *file_; }        // as the user named it
+  std::string pointer() const;                        // "/gpu/memory_bandwidth", "" at the root
+  const std::string& file() const { return *file_; }  // as the user named it
 
   // Objects. Keys keep their order in the file; a key given twice is an error at parse time.
-  const JsonValue* find(std::string_view key) const;         // nullptr when absent
-  const JsonValue& at(std::string_view key) const;           // error when absent: names the key
+  const JsonValue* find(std::string_view key) const;  // nullptr when absent
+  const JsonValue& at(std::string_view key) const;    // error when absent: names the key
   std::span<const std::pair<std::string, JsonValue>> members() const;
   /// Error on the first key that is not in `known`: its line, and the nearest known key.
   void require_only(std::span<const std::string_view> known) const;
@@ -64,7 +64,7 @@ class JsonValue {
   std::int64_t as_int(std::int64_t low, std::int64_t high) const;
   double as_real(double low, double high) const;
   const std::string& as_string() const;
-  Bytes as_bytes() const;              // text with unit, see parse_bytes
+  Bytes as_bytes() const;  // text with unit, see parse_bytes
   BytesPerSecond as_rate() const;
   FlopsPerSecond as_flop_rate() const;
   Seconds as_seconds() const;
