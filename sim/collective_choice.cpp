@@ -119,8 +119,9 @@ Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes mes
     const double relative = ramp == nullptr ? law_->relative(size) : std::min(law_->relative(size), ramp->relative(size));
     return std::max(wire / (path.ring * relative), choice.time);
   }
-  const double slower = std::min(1.0, path.ring / nccl::kNetworkHalfSizeRate);
-  const double relative = 1 / (1 + std::pow(nccl::kNetworkHalfSize * slower / message, nccl::kNetworkExponent));
+  const double scale =
+      path.ring < nccl::kNetworkSlowest ? path.ring / nccl::kNetworkSlowest : std::max(1.0, path.ring / nccl::kNetworkFastest);
+  const double relative = 1 / (1 + std::pow(nccl::kNetworkHalfSize * scale / message, nccl::kNetworkExponent));
   const Seconds there =
       ring_latency(pattern, {nccl::kLawRanks, nccl::kLawNodes, nccl::kLawRanks / nccl::kLawNodes}, nccl::kSimple, path);
   const Seconds extra = std::max(Seconds(), ring_latency(pattern, group, nccl::kSimple, path) - there);

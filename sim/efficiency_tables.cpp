@@ -40,7 +40,7 @@ GemmShapeCurve read_gemm_curve(const JsonValue& value) {
 
 AttentionCurve read_attention_curve(const JsonValue& value) {
   value.require_only({"arch", "forward", "backward", "block_path_forward", "block_path_backward",
-                      "head_dim_exponent", "quality_forward", "quality_backward", "source"});
+                      "head_dim_exponent", "sustained", "quality_forward", "quality_backward", "source"});
   AttentionCurve curve;
   curve.arch = value.at("arch").as_string();
   curve.forward = value.at("forward").as_real(1e-3, 1);
@@ -48,6 +48,7 @@ AttentionCurve read_attention_curve(const JsonValue& value) {
   curve.block_path_forward = value.at("block_path_forward").as_real(0, kMaxRatio);
   curve.block_path_backward = value.at("block_path_backward").as_real(0, kMaxRatio);
   curve.head_dim_exponent = value.at("head_dim_exponent").as_real(0, kMaxRatio);
+  curve.sustained = value.at("sustained").as_real(1e-3, 1);
   curve.quality_forward = read_quality(value.at("quality_forward"));
   curve.quality_backward = read_quality(value.at("quality_backward"));
   curve.source = value.at("source").as_string();
@@ -107,10 +108,10 @@ std::string write_attention_curves(std::span<const AttentionCurve> curves) {
   for (const AttentionCurve& curve : curves)
     rows.push_back(fmt::format(
         "    {{\"arch\": \"{}\", \"forward\": {:.4f}, \"backward\": {:.4f}, \"block_path_forward\": {:.3f},\n"
-        "     \"block_path_backward\": {:.3f}, \"head_dim_exponent\": {:.2f},\n"
+        "     \"block_path_backward\": {:.3f}, \"head_dim_exponent\": {:.2f}, \"sustained\": {:.3f},\n"
         "     \"quality_forward\": {},\n     \"quality_backward\": {},\n     \"source\": \"{}\"}}",
         curve.arch, curve.forward, curve.backward, curve.block_path_forward, curve.block_path_backward,
-        curve.head_dim_exponent, quality_text(curve.quality_forward), quality_text(curve.quality_backward),
+        curve.head_dim_exponent, curve.sustained, quality_text(curve.quality_forward), quality_text(curve.quality_backward),
         curve.source));
   return document_of("curves", rows);
 }

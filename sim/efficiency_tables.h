@@ -46,6 +46,7 @@ struct AttentionCurve {
   double block_path_forward = 0;   // query tiles that the last SM works through alone
   double block_path_backward = 0;
   double head_dim_exponent = 0;    // rate x (d / 128)^exponent for d < 128
+  double sustained = 1;            // sustained matmul rate over the peak on the measured GPU: others scale with theirs
   FitQuality quality_forward;
   FitQuality quality_backward;
   std::string source;

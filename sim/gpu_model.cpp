@@ -204,10 +204,12 @@ KernelCost GpuModel::attention(const AttentionShape& shape, std::int64_t batch, 
   const double keys = windowed ? std::min(seq, window + kAttentionTile) : seq;
   const AttentionWork work =
       attention_work(sequences, heads, seq, dims, keys, shape.causal && !shape.cross && !windowed);
-  double efficiency = backward ? attention_curve_.backward : attention_curve_.forward;
+  // A card that sustains more or less of its peak than the measured one does so in attention too.
+  double efficiency = (backward ? attention_curve_.backward : attention_curve_.forward) *
+                      (sustained_ / attention_curve_.sustained);
   double block_path = backward ? attention_curve_.block_path_backward : attention_curve_.block_path_forward;
   if (kernel == AttentionKernel::flash_2) {
-    efficiency = hopper_or_later_ ? kFlash2Hopper : kFlash2Ampere;
+    efficiency = hopper_or_later_ ? kFlash2Hopper : kFlash2Ampere;  // of H100's and A100's peak
     block_path = 0;  // those fractions were fitted to whole steps, tails included
   }
   const double head_dim = std::min(1.0, dims / (2 * 128));
@@ -241,7 +243,9 @@ std::vector<Assumption> GpuModel::assumptions() const {
   add("matmul shape curve", gemm_curve_.arch, gemm_curve_.source);
   if (has_flash_) {
     add("attention", fmt::format("{} curve: {:.2f} forward, {:.2f} backward of the peak at long sequences",
-                                 attention_curve_.arch, attention_curve_.forward, attention_curve_.backward),
+                                 attention_curve_.arch,
+                                 attention_curve_.forward * sustained_ / attention_curve_.sustained,
+                                 attention_curve_.backward * sustained_ / attention_curve_.sustained),
         attention_curve_.source);
   } else {
     add("attention", "unfused, scores in memory", name_ + " has no fused attention kernel");

@@ -44,10 +44,11 @@ inline constexpr std::array<double, 24> kTreeSimpleCorrection = {0.9, 0.9, 0.9, 
 inline constexpr double kStepRankUs = 3.4, kStepNodeUs = 20, kStepBaseUs = 9;
 inline constexpr double kStepLatencyFactor = 2.3;
 
-/// Several nodes: B(S) = B / (1 + (80 MB / S)^0.75), fitted at 174 GB/s and more (0.87 of 200 GB/s a node). A slower
-/// network reaches its rate at proportionally smaller sizes, as its latency is the same (step-time.md section 2).
+/// Several nodes: B(S) = B / (1 + (80 MB / S)^0.75), fitted between 174 and 348 GB/s (0.87 of 200 and 400 GB/s a node).
+/// Outside, a slower network reaches its rate at proportionally smaller sizes, as its latency is the same, and a faster
+/// one at larger ones (step-time.md section 2; the scaling is ours).
 inline constexpr Bytes kNetworkHalfSize(80e6);
-inline constexpr BytesPerSecond kNetworkHalfSizeRate(174e9);
+inline constexpr BytesPerSecond kNetworkSlowest(174e9), kNetworkFastest(348e9);
 inline constexpr double kNetworkExponent = 0.75;
 /// The group that the law's latency belongs to.
 inline constexpr int kLawRanks = 16, kLawNodes = 2;

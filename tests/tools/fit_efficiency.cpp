@@ -188,6 +188,9 @@ std::vector<AttentionCurve> fit_attention(std::map<std::string, std::vector<Atte
   }
   curves.back().head_dim_exponent = hopper.head_dim_exponent;
   curves.push_back(hopper);
+  curves[0].sustained = kCards.at("A100-80GB PCIe").matmul / 312e12;
+  curves[1].sustained = kCards.at("B200").matmul / 2250e12;
+  curves[2].sustained = kCards.at("H200").matmul / 989e12;
   for (const AttentionCurve& curve : curves) {
     fmt::print("{}: forward {:.3f}, backward {:.3f}, block path {:.2f} / {:.2f} tiles\n", curve.arch,
                curve.forward, curve.backward, curve.block_path_forward, curve.block_path_backward);
