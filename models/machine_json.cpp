@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 namespace zeroplan {
 namespace {
@@ -107,53 +108,15 @@ void describe_machine(Visitor& visit, Machine& machine) {
   visit.list("assumptions", machine.assumptions);
 }
 
-template <class Visitor>
-void describe(Visitor& visit, GpuSpec& part) {
-  describe_gpu(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, const GpuSpec& part) {
-  describe_gpu(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, NvmeSpec& part) {
-  describe_nvme(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, const NvmeSpec& part) {
-  describe_nvme(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, NetworkSpec& part) {
-  describe_network(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, const NetworkSpec& part) {
-  describe_network(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, PriceSpec& part) {
-  describe_price(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, const PriceSpec& part) {
-  describe_price(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, Assumption& part) {
-  describe_assumption(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, const Assumption& part) {
-  describe_assumption(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, MachineSpec& part) {
-  describe_machine(visit, part);
-}
-template <class Visitor>
-void describe(Visitor& visit, const MachineSpec& part) {
-  describe_machine(visit, part);
+template <class Visitor, class Part>
+void describe(Visitor& visit, Part& part) {
+  using Plain = std::remove_const_t<Part>;
+  if constexpr (std::is_same_v<Plain, GpuSpec>) describe_gpu(visit, part);
+  if constexpr (std::is_same_v<Plain, NvmeSpec>) describe_nvme(visit, part);
+  if constexpr (std::is_same_v<Plain, NetworkSpec>) describe_network(visit, part);
+  if constexpr (std::is_same_v<Plain, PriceSpec>) describe_price(visit, part);
+  if constexpr (std::is_same_v<Plain, Assumption>) describe_assumption(visit, part);
+  if constexpr (std::is_same_v<Plain, MachineSpec>) describe_machine(visit, part);
 }
 
 /// Every method of a visitor takes the key first; this one notes it.
