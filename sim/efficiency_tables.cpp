@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kMaxRatio = 10;         // no efficiency, factor or exponent in these files is larger
 constexpr double kMaxRamp = 1e5;         // elements of k
+constexpr double kMaxSustained = 1.5;    // cards may boost above the clock of their datasheet
 constexpr int kMaxRows = 1'000'000;
 
 FitQuality read_quality(const JsonValue& value) {
@@ -57,7 +58,7 @@ AttentionCurve read_attention_curve(const JsonValue& value) {
 
 SustainedFraction read_sustained(const JsonValue& value) {
   value.require_only({"key", "fraction", "source"});
-  return {value.at("key").as_string(), value.at("fraction").as_real(1e-3, 1), value.at("source").as_string()};
+  return {value.at("key").as_string(), value.at("fraction").as_real(1e-3, kMaxSustained), value.at("source").as_string()};
 }
 
 template <class Row>

@@ -116,7 +116,7 @@ GpuModel::GpuModel(const GpuSpec& gpu, const EfficiencyTables& tables)
   const FlopsPerSecond dense = peak_bf16_ > peak_fp16_ ? peak_bf16_ : peak_fp16_;
   sustained_measured_ = measured_ > FlopsPerSecond() && dense > FlopsPerSecond();
   if (sustained_measured_) {
-    sustained_ = std::min(1.0, measured_ / dense);
+    sustained_ = measured_ / dense;
   } else {
     const SustainedFraction& fraction = sustained_fraction(gpu, tables);
     sustained_ = fraction.fraction;
@@ -124,6 +124,7 @@ GpuModel::GpuModel(const GpuSpec& gpu, const EfficiencyTables& tables)
   }
   gemm_curve_ = curve_for(tables.gemm, curve_arch(gpu, major));
   attention_curve_ = curve_for(tables.attention, curve_arch(gpu, major));
+  attention_scale_ = std::min(1.0, sustained_) / attention_curve_.sustained;
 }
 
 FlopsPerSecond GpuModel::peak(DType type) const {
@@ -206,7 +207,7 @@ KernelCost GpuModel::attention(const AttentionShape& shape, std::int64_t batch, 
       attention_work(sequences, heads, seq, dims, keys, shape.causal && !shape.cross && !windowed);
   // A card that sustains more or less of its peak than the measured one does so in attention too.
   double efficiency = (backward ? attention_curve_.backward : attention_curve_.forward) *
-                      (sustained_ / attention_curve_.sustained);
+                      attention_scale_;
   double block_path = backward ? attention_curve_.block_path_backward : attention_curve_.block_path_forward;
   if (kernel == AttentionKernel::flash_2) {
     efficiency = hopper_or_later_ ? kFlash2Hopper : kFlash2Ampere;  // of H100's and A100's peak
@@ -244,8 +245,7 @@ std::vector<Assumption> GpuModel::assumptions() const {
   if (has_flash_) {
     add("attention", fmt::format("{} curve: {:.2f} forward, {:.2f} backward of the peak at long sequences",
                                  attention_curve_.arch,
-                                 attention_curve_.forward * sustained_ / attention_curve_.sustained,
-                                 attention_curve_.backward * sustained_ / attention_curve_.sustained),
+                                 attention_curve_.forward * attention_scale_, attention_curve_.backward * attention_scale_),
         attention_curve_.source);
   } else {
     add("attention", "unfused, scores in memory", name_ + " has no fused attention kernel");

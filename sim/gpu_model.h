@@ -88,6 +88,7 @@ class GpuModel {
   bool hopper_or_later_ = false;
   GemmShapeCurve gemm_curve_;
   AttentionCurve attention_curve_;
+  double attention_scale_ = 1;    // sustained rate over that of the curve's GPU
   std::string name_, arch_, sustained_source_;
   FlopsPerSecond measured_;
 };
