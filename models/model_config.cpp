@@ -113,6 +113,8 @@ std::int64_t ConfigReader::optional(std::string_view keys, std::int64_t low, std
 
 bool ConfigReader::flag(std::string_view keys, bool fallback) {
   if (const JsonValue* value = find(keys)) return value->as_bool();
+  const JsonValue* outer = wrapper_ != nullptr ? wrapper_->find(keys) : nullptr;
+  if (outer != nullptr && !outer->is_null()) return outer->as_bool();
   if (!mentions(keys)) assume(first_name(keys), fallback ? "true" : "false", std::string(kTransformersDefault));
   return fallback;
 }
@@ -179,9 +181,8 @@ void read_heads(const Family& family, ConfigReader& reader, Architecture& a) {
   } else if (divides) {
     a.head_dim = a.hidden / a.heads;
   } else if (!family.mla) {
-    reader.fail(family.keys.heads,
-                fmt::format("expected {} to divide {} ({}) or the key head_dim, got {} (num_attention_heads)",
-                            heads_name, first_name(family.keys.hidden), a.hidden, a.heads));
+    reader.fail(family.keys.heads, fmt::format("expected {} to divide {} ({}) or the key head_dim, got {}", heads_name,
+                                               first_name(family.keys.hidden), a.hidden, a.heads));
   }
   a.kv_heads = a.heads;
   if (family.keys.kv_heads.empty() || family.mla) return;

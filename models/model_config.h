@@ -17,7 +17,9 @@ namespace zeroplan {
 /// "derive it".
 class ConfigReader {
  public:
-  ConfigReader(const JsonValue& object, std::string_view family) : object_(object), family_(family) {}
+  /// `wrapper`: the multimodal file around `object`, whose flags hold where `object` has none; or null.
+  ConfigReader(const JsonValue& object, std::string_view family, const JsonValue* wrapper)
+      : object_(object), family_(family), wrapper_(wrapper) {}
 
   /// The value, or nullptr when absent or null.
   const JsonValue* find(std::string_view keys);
@@ -48,6 +50,7 @@ class ConfigReader {
   const JsonValue* look_up(std::string_view keys);
   const JsonValue& object_;
   std::string_view family_;
+  const JsonValue* wrapper_;
   std::vector<const JsonValue*> used_;
 };
 

@@ -136,7 +136,7 @@ ModelSpec model_from_json(const JsonValue& root, std::string name, std::string s
   if (!root.is_object()) root.fail("an object (the content of a Hugging Face config.json)");
   const JsonValue& object = language_part(root);
   const Family& family = family_of(object);
-  ConfigReader reader(object, family.model_type);
+  ConfigReader reader(object, family.model_type, &object != &root ? &root : nullptr);
   const Architecture architecture = read_architecture(family, reader);
   reader.note_dropout();
   for (const std::string& key : reader.unknown_keys()) {

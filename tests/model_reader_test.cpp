@@ -171,6 +171,18 @@ TEST_CASE("Layouts outside the catalog are read too") {
         find_model("pythia-160m").parameters());
 }
 
+TEST_CASE("A multimodal file is read by its text_config, and its flags hold where that has none") {
+  const char* text = R"({"model_type": "gemma3", "tie_word_embeddings": false, "vision_config": {"hidden_size": 9},
+      "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+      "num_hidden_layers": 34, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+      "vocab_size": 262208}})";
+  const ModelSpec model = read_model(text, "gemma.json");
+  CHECK(model.family == "gemma3_text");
+  CHECK_FALSE(model.tied_embeddings);
+  CHECK(model.parameters() == find_model("gemma-3-4b-text").parameters() + 262208 * std::int64_t{2560});
+  CHECK(model.warnings.empty());
+}
+
 TEST_CASE("T5 runs an encoder, then a decoder that reads its output") {
   const ModelSpec model = find_model("t5-small");
   REQUIRE(model.sequence.size() == 1 + 6 + 1 + 6 + 1);
