@@ -25,8 +25,8 @@ Seconds CollectiveModel::ring_latency(Pattern pattern, RankGroup group, std::siz
   const double steps = pattern == Pattern::reduce ? 2 * (n - 1) : pattern == Pattern::broadcast ? n : n - 1;
   const double between = nodes > 1 ? (pattern == Pattern::reduce ? 2 : 1) * (nodes - 1) : 0;
   const auto& inside = path.inside_link == LinkClass::nvlink ? nccl::kRingNvlink : nccl::kRingPcie;
-  double latency = nccl::kRingBase[protocol] + (steps - between) * inside[protocol] +
-                   between * nccl::kRingNetwork[protocol];
+  double latency =
+      nccl::kRingBase[protocol] + (steps - between) * inside[protocol] + between * nccl::kRingNetwork[protocol];
   if (nodes > 1 && pattern == Pattern::reduce && protocol == nccl::kSimple)
     latency *= major_ >= 8 ? nccl::kRingPlateau : nccl::kRingPlateauOld;
   return microseconds(latency);
@@ -51,10 +51,10 @@ CollectiveModel::Choice CollectiveModel::choose(Pattern pattern, double factor, 
     }
   };
   const bool nvlink = path.inside_link == LinkClass::nvlink;
-  const BytesPerSecond ll_max(1e9 * (major_ >= 10   ? nccl::kLLMaxBlackwell
-                                     : major_ == 9  ? nccl::kLLMaxHopper
-                                     : major_ == 8  ? nccl::kLLMaxAmpere
-                                                    : nccl::kLLMaxVolta));
+  const BytesPerSecond ll_max(1e9 * (major_ >= 10  ? nccl::kLLMaxBlackwell
+                                     : major_ == 9 ? nccl::kLLMaxHopper
+                                     : major_ == 8 ? nccl::kLLMaxAmpere
+                                                   : nccl::kLLMaxVolta));
   for (const std::size_t protocol : {nccl::kSimple, nccl::kLL128, nccl::kLL}) {
     if (protocol == nccl::kLL128 && !nvlink) continue;
     const std::string_view name = nccl::kProtocolNames[protocol];
@@ -66,21 +66,27 @@ CollectiveModel::Choice CollectiveModel::choose(Pattern pattern, double factor, 
     BytesPerSecond tree = path.ring * (nccl::kTreeFraction * nccl::kTreePattern);
     if (protocol == nccl::kSimple) tree = tree * tree_correction(message);
     if (protocol == nccl::kLL) tree = std::min(ll_max, tree / nccl::kTreeLLDivisor);
-    if (protocol == nccl::kLL128)
-      tree = tree * (group.nodes == 1 ? nccl::kTreeLL128OneNode : nccl::kTreeLL128);
+    if (protocol == nccl::kLL128) tree = tree * (group.nodes == 1 ? nccl::kTreeLL128OneNode : nccl::kTreeLL128);
     consider({"tree", name, tree_latency(group, protocol, path), {}, true, false}, tree);
   }
   if (pattern == Pattern::reduce && nvls_inside(group.ranks_per_node)) {
     const BytesPerSecond rate = reduce_asymptote(path, group);
     const double hops = group.nodes > 1 ? 2 * std::log2(static_cast<double>(group.nodes)) : 0;
-    consider({group.nodes > 1 ? "NVLSTree" : "NVLS", "Simple",
-              microseconds(nccl::kNvlsUs + hops * nccl::kNvlsTreeNetworkUs), {}, group.nodes > 1, true},
+    consider({group.nodes > 1 ? "NVLSTree" : "NVLS",
+              "Simple",
+              microseconds(nccl::kNvlsUs + hops * nccl::kNvlsTreeNetworkUs),
+              {},
+              group.nodes > 1,
+              true},
              rate);
   }
   if (pattern != Pattern::reduce && pattern != Pattern::broadcast && group.nodes > 1 && group.ranks_per_node == 1)
-    consider({"PAT", "Simple",
-              microseconds(nccl::kPatBaseUs + std::log2(static_cast<double>(group.nodes)) * nccl::kPatNetworkUs), {},
-              false, false},
+    consider({"PAT",
+              "Simple",
+              microseconds(nccl::kPatBaseUs + std::log2(static_cast<double>(group.nodes)) * nccl::kPatNetworkUs),
+              {},
+              false,
+              false},
              path.ring * nccl::kPatFraction);
   return best;
 }
@@ -92,12 +98,11 @@ const CollectiveRamp* CollectiveModel::ramp_for(RankGroup group) const {
 }
 
 Seconds CollectiveModel::least_reduce_latency(RankGroup group, const Path& path) const {
-  return std::min(ring_latency(Pattern::reduce, group, nccl::kSimple, path),
-                  tree_latency(group, nccl::kSimple, path));
+  return std::min(ring_latency(Pattern::reduce, group, nccl::kSimple, path), tree_latency(group, nccl::kSimple, path));
 }
 
-Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes message, RankGroup group,
-                                       const Path& path, const Choice& choice) const {
+Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes message, RankGroup group, const Path& path,
+                                       const Choice& choice) const {
   if (path.inside_link != LinkClass::nvlink) return choice.time;  // no measured sizes: NCCL's latencies and the link
   const Bytes wire = message * factor;
   if (pattern == Pattern::reduce) {
@@ -116,11 +121,12 @@ Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes mes
     // Bus bandwidth is comparable between collectives, and below a few MiB the law is too fast: the smaller of the two.
     const Bytes size = message * (law_->bandwidth / path.ring);
     const CollectiveRamp* ramp = ramp_for(group);
-    const double relative = ramp == nullptr ? law_->relative(size) : std::min(law_->relative(size), ramp->relative(size));
+    double relative = law_->relative(size);
+    if (ramp != nullptr) relative = std::min(relative, ramp->relative(size));
     return std::max(wire / (path.ring * relative), choice.time);
   }
-  const double scale =
-      path.ring < nccl::kNetworkSlowest ? path.ring / nccl::kNetworkSlowest : std::max(1.0, path.ring / nccl::kNetworkFastest);
+  const double scale = path.ring < nccl::kNetworkSlowest ? path.ring / nccl::kNetworkSlowest
+                                                         : std::max(1.0, path.ring / nccl::kNetworkFastest);
   const double relative = 1 / (1 + std::pow(nccl::kNetworkHalfSize * scale / message, nccl::kNetworkExponent));
   const Seconds there =
       ring_latency(pattern, {nccl::kLawRanks, nccl::kLawNodes, nccl::kLawRanks / nccl::kLawNodes}, nccl::kSimple, path);

@@ -179,8 +179,9 @@ BytesPerSecond CollectiveModel::reduce_asymptote(const Path& path, RankGroup gro
   BytesPerSecond inside = path.inside;
   if (nvls_inside(group.ranks_per_node)) inside = inside * nvls_gain(group.ranks_per_node);
   if (group.nodes == 1) return inside;
-  // A tree sends 2(k-1)/k of the tensor out of each of k nodes, a ring 2(n-1)/n. Seen only with AWS's tuner on two nodes;
-  // 2 nodes on HDR InfiniBand (nccl-tests issue 175) and 4 nodes everywhere reach the ring's limit (nccl.md section 4).
+  // A tree sends 2(k-1)/k of the tensor out of each of k nodes, a ring 2(n-1)/n. Seen only with AWS's tuner on two
+  // nodes; 2 nodes on HDR InfiniBand (nccl-tests issue 175) and 4 nodes everywhere reach the ring's limit (nccl.md
+  // section 4).
   const double tree = elastic_fabric_ && group.nodes == 2 ? 2.0 * (group.ranks - 1) / group.ranks : 1.0;
   const BytesPerSecond network = path.network * tree;
   return group.ranks_per_node == 1 ? network : std::min(inside, network);
@@ -214,9 +215,9 @@ CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGro
   const Choice choice = choose(pattern, factor, message, group, route);
   Seconds total = measured_time(pattern, factor, message, group, route, choice);
   if (setting_ == CollectiveSetting::in_step)
-    total += microseconds(nccl::kStepLatencyFactor * (pattern == Pattern::reduce ? 2 : 1) *
-                          ((n - group.nodes) * nccl::kStepRankUs + (group.nodes - 1) * nccl::kStepNodeUs +
-                           nccl::kStepBaseUs));
+    total += microseconds(
+        nccl::kStepLatencyFactor * (pattern == Pattern::reduce ? 2 : 1) *
+        ((n - group.nodes) * nccl::kStepRankUs + (group.nodes - 1) * nccl::kStepNodeUs + nccl::kStepBaseUs));
   cost.algorithm = choice.algorithm;
   cost.protocol = choice.protocol;
   cost.link = route.link;
@@ -247,15 +248,16 @@ std::vector<Assumption> CollectiveModel::assumptions() const {
   std::vector<Assumption> list;
   if (gpus_per_node_ > 1) {
     const Path inside = path(Pattern::gather, {gpus_per_node_, 1, gpus_per_node_});
-    list.push_back({"collectives inside a node", fmt::format("{} ring at {:.4g} GB/s for large messages",
-                                                             to_string(inside.link), inside.ring.base() / 1e9),
-                    inside.link == LinkClass::nvlink && interconnect_ != Interconnect::nvlink_pairs
-                        ? fmt::format("{} size curve ({}), scaled by the link rate", family_, law_->source)
-                        : "measured fractions of the link rate, nccl.md section 5"});
+    list.push_back(
+        {"collectives inside a node",
+         fmt::format("{} ring at {:.4g} GB/s for large messages", to_string(inside.link), inside.ring.base() / 1e9),
+         inside.link == LinkClass::nvlink && interconnect_ != Interconnect::nvlink_pairs
+             ? fmt::format("{} size curve ({}), scaled by the link rate", family_, law_->source)
+             : "measured fractions of the link rate, nccl.md section 5"});
   }
   if (nodes_ > 1)
-    list.push_back({"collectives between nodes", fmt::format("{:.2f} of the NICs' {:.4g} GB/s a node",
-                                                             network_fraction_, network_.base() / 1e9),
+    list.push_back({"collectives between nodes",
+                    fmt::format("{:.2f} of the NICs' {:.4g} GB/s a node", network_fraction_, network_.base() / 1e9),
                     std::string(network_source_)});
   if (setting_ == CollectiveSetting::in_step)
     list.push_back({"collective latency inside a step", fmt::format("{} x the ring's", nccl::kStepLatencyFactor),

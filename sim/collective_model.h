@@ -28,14 +28,14 @@ enum class LinkClass : std::uint8_t { none, nvlink, pcie, host_memory, network }
 std::string_view to_string(LinkClass value);
 
 struct CollectiveCost {
-  std::string_view algorithm;      // "ring", "tree", "NVLS", "NVLSTree", "PAT"; "none" for one rank
-  std::string_view protocol;       // "LL", "LL128", "Simple"
+  std::string_view algorithm;  // "ring", "tree", "NVLS", "NVLSTree", "PAT"; "none" for one rank
+  std::string_view protocol;   // "LL", "LL128", "Simple"
   LinkClass link = LinkClass::none;
-  Seconds latency;                 // shares nothing
-  Bytes wire_bytes_per_rank;       // message x ring factor: 2(n-1)/n, (n-1)/n, or 1 (nccl.md section 4)
-  BytesPerSecond bus_bandwidth;    // while transferring
-  Bytes network_bytes_per_node;    // what a node's NICs send, all siblings of the group together; 0 on one node
-  int sms = 0;                     // taken while it runs: one a channel
+  Seconds latency;               // shares nothing
+  Bytes wire_bytes_per_rank;     // message x ring factor: 2(n-1)/n, (n-1)/n, or 1 (nccl.md section 4)
+  BytesPerSecond bus_bandwidth;  // while transferring
+  Bytes network_bytes_per_node;  // what a node's NICs send, all siblings of the group together; 0 on one node
+  int sms = 0;                   // taken while it runs: one a channel
   Seconds alone() const {
     return wire_bytes_per_rank > Bytes() ? latency + wire_bytes_per_rank / bus_bandwidth : latency;
   }
@@ -68,19 +68,19 @@ class CollectiveModel {
   enum class Pattern : std::uint8_t { gather, scatter, reduce, broadcast };
   /// The ring that a group forms.
   struct Path {
-    LinkClass link = LinkClass::none;         // the slowest piece
-    BytesPerSecond inside;                    // inside a node, large messages; 0: one rank a node
-    BytesPerSecond network;                   // the group's share of a node's NICs, achievable; 0: one node
-    BytesPerSecond ring;                      // the smaller one
+    LinkClass link = LinkClass::none;  // the slowest piece
+    BytesPerSecond inside;             // inside a node, large messages; 0: one rank a node
+    BytesPerSecond network;            // the group's share of a node's NICs, achievable; 0: one node
+    BytesPerSecond ring;               // the smaller one
     LinkClass inside_link = LinkClass::none;
   };
   /// What NCCL's own model takes.
   struct Choice {
     std::string_view algorithm, protocol;
     Seconds latency;
-    Seconds time;             // latency + transfer by NCCL's formulas
-    bool tree_like = false;   // network bytes of a tree over the nodes
-    bool in_switch = false;   // NVLS
+    Seconds time;            // latency + transfer by NCCL's formulas
+    bool tree_like = false;  // network bytes of a tree over the nodes
+    bool in_switch = false;  // NVLS
   };
 
   CollectiveCost evaluate(Pattern pattern, Bytes message, RankGroup group) const;
@@ -106,12 +106,12 @@ class CollectiveModel {
   BytesPerSecond nvlink_, pcie_, dram_bandwidth_, network_;
   double network_fraction_ = 0;
   std::string_view network_source_;
-  bool elastic_fabric_ = false;     // AWS EFA: its tuner picks trees on two nodes
-  bool peer_access_ = false;        // GPU to GPU over PCIe
+  bool elastic_fabric_ = false;  // AWS EFA: its tuner picks trees on two nodes
+  bool peer_access_ = false;     // GPU to GPU over PCIe
   bool nvidia_ = false;
-  int major_ = 0;                   // compute capability
-  std::string_view family_;         // "Ampere", "Hopper", "Blackwell": tables of the nearest architecture
-  double bridge_ = 0;               // of the NVLink rate, for bridged pairs
+  int major_ = 0;            // compute capability
+  std::string_view family_;  // "Ampere", "Hopper", "Blackwell": tables of the nearest architecture
+  double bridge_ = 0;        // of the NVLink rate, for bridged pairs
   const CollectiveLaw* law_ = nullptr;
 };
 

@@ -22,8 +22,8 @@ CollectiveRamp::Point read_point(const JsonValue& value) {
           BytesPerSecond(value.items()[1].as_real(1e-3, kMaxGBps) * 1e9)};
 }
 
-/// Noise makes a few larger messages faster than smaller ones. The smaller one is then taken to be as fast, so that time
-/// never falls with size.
+/// Noise makes a few larger messages faster than smaller ones. The smaller one is then taken to be as fast, so that
+/// time never falls with size.
 void make_time_monotone(std::vector<CollectiveRamp::Point>& points) {
   for (std::size_t i = points.size() - 1; i-- > 0;) {
     const CollectiveRamp::Point& above = points[i + 1];
@@ -64,8 +64,7 @@ NvlsGain read_gain(const JsonValue& value) {
 }  // namespace
 
 double CollectiveRamp::relative(Bytes size) const {
-  if (size <= points.front().size)
-    return points.front().bandwidth / asymptote * (size / points.front().size);
+  if (size <= points.front().size) return points.front().bandwidth / asymptote * (size / points.front().size);
   if (size >= points.back().size) return points.back().bandwidth / asymptote;
   const auto above = std::ranges::upper_bound(points, size, {}, &Point::size);
   const auto below = above - 1;

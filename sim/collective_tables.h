@@ -12,14 +12,14 @@ namespace zeroplan {
 /// Measured all-reduce bus bandwidth over message size on one machine.
 struct CollectiveRamp {
   struct Point {
-    Bytes size;                   // the full tensor
-    BytesPerSecond bandwidth;     // bus bandwidth (nccl.md section 4)
+    Bytes size;                // the full tensor
+    BytesPerSecond bandwidth;  // bus bandwidth (nccl.md section 4)
   };
   std::string arch;
   int ranks = 0;
   int nodes = 1;
-  BytesPerSecond asymptote;       // large messages; what the shape is relative to
-  std::vector<Point> points;      // rising sizes, at least two
+  BytesPerSecond asymptote;   // large messages; what the shape is relative to
+  std::vector<Point> points;  // rising sizes, at least two
   std::string source;
 
   /// Bandwidth over `asymptote` at a size: linear in the logarithms between points, constant time below the first and
@@ -32,7 +32,7 @@ struct CollectiveRamp {
 struct CollectiveLaw {
   std::string arch;
   BytesPerSecond bandwidth;
-  BytesPerSecond link;            // one GPU, one direction, spec
+  BytesPerSecond link;  // one GPU, one direction, spec
   Bytes half_size;
   double exponent = 1;
   std::string source;
@@ -51,7 +51,7 @@ struct NvlsGain {
 struct CollectiveTables {
   std::vector<CollectiveRamp> ramps;
   std::vector<CollectiveLaw> laws;
-  std::vector<NvlsGain> nvls;     // rising ranks within an architecture
+  std::vector<NvlsGain> nvls;  // rising ranks within an architecture
 };
 
 /// Throws InputError with file and line.

@@ -6,22 +6,24 @@ namespace zeroplan {
 
 namespace {
 
-/// nccl.md section 9, "Reserve for NCCL": a ring on one node, NVLS or the network, and AWS from p5 on, whose plugin raises
-/// NCCL's buffers to 8 MiB and its NVLS chunks to 512 KiB (section 7).
-constexpr Bytes kRing = 0.3e9 * 1_B, kSwitchOrNetwork = 1e9 * 1_B, kAwsHopper = 2e9 * 1_B;
+/// nccl.md section 9, "Reserve for NCCL": a ring on one node, NVLS or the network, and AWS from p5 on, whose plugin
+/// raises NCCL's buffers to 8 MiB and its NVLS chunks to 512 KiB (section 7).
+constexpr Bytes kRing(0.3e9), kSwitchOrNetwork(1e9), kAwsHopper(2e9);
 /// NCCL uses the switch for reductions from this many ranks on (measured on 8 x H200).
 constexpr int kNvlsRanks = 5;
 
 bool hopper_or_later(const GpuSpec& gpu) {
-  return gpu.vendor == "NVIDIA" && (gpu.compute_capability.starts_with("9.") || gpu.compute_capability.starts_with("10."));
+  const std::string& capability = gpu.compute_capability;
+  return gpu.vendor == "NVIDIA" && (capability.starts_with("9.") || capability.starts_with("10."));
 }
 
 }  // namespace
 
 CommunicatorMemory communicator_memory(const MachineSpec& machine, RankGroup group) {
   const auto answer = [](Bytes bytes, const char* reason) {
-    return CommunicatorMemory{bytes, {"NCCL buffers of one communicator", fmt::format("{:.1f} GB", bytes.base() / kGB),
-                                      std::string(reason) + " (nccl.md section 9)"}};
+    return CommunicatorMemory{bytes,
+                              {"NCCL buffers of one communicator", fmt::format("{:.1f} GB", bytes.base() / kGB),
+                               std::string(reason) + " (nccl.md section 9)"}};
   };
   if (group.ranks <= 1) return {Bytes(), {"NCCL buffers of one communicator", "0 GB", "one rank: no connections"}};
   const bool network = group.nodes > 1;

@@ -14,7 +14,7 @@ namespace zeroplan {
 
 namespace {
 
-constexpr double kSoftScale = 0.05;   // residuals of log(time) beyond 5 % count linearly
+constexpr double kSoftScale = 0.05;  // residuals of log(time) beyond 5 % count linearly
 
 using Residuals = std::function<Eigen::VectorXd(const Eigen::VectorXd&)>;
 
@@ -85,8 +85,8 @@ double predicted_seconds(const GemmShapeCurve& curve, double launch, const GemmM
   const double math = flops_of(row) / (row.peak.base() * ceiling) * (1 + curve.k_ramp / row.inner) /
                       std::pow(utilisation, curve.tile_exponent) * (row.fp32_output ? 1 + curve.fp32_penalty : 1);
   const double output_bytes = (row.fp32_output ? 4.0 : 2.0) * (row.accumulate ? 2 : 1);
-  const double traffic = groups * (2 * (row.rows * row.inner + row.columns * row.inner) +
-                                   row.rows * row.columns * output_bytes);
+  const double traffic =
+      groups * (2 * (row.rows * row.inner + row.columns * row.inner) + row.rows * row.columns * output_bytes);
   return std::max(math, traffic / (row.memory_bandwidth.base() * curve.memory_fraction)) + launch;
 }
 
@@ -144,7 +144,8 @@ double centred(double value, const std::function<std::vector<double>(double)>& e
 std::vector<GemmMeasurement> select(std::span<const GemmMeasurement> rows, bool grouped) {
   std::vector<GemmMeasurement> chosen;
   for (const GemmMeasurement& row : rows) {
-    if (!(row.efficiency > 0 && row.efficiency <= 1)) throw std::logic_error("matmul row with efficiency outside (0, 1]");
+    if (!(row.efficiency > 0 && row.efficiency <= 1))
+      throw std::logic_error("matmul row with efficiency outside (0, 1]");
     if (row.grouped == grouped) chosen.push_back(row);
   }
   return chosen;
@@ -154,8 +155,8 @@ std::vector<GemmMeasurement> select(std::span<const GemmMeasurement> rows, bool 
 
 double predicted_seconds(double efficiency, double block_path, const AttentionMeasurement& row) {
   const AttentionWork work = attention_work(row.batch, row.heads, row.seq, row.qk_dim + row.v_dim, row.seq, true);
-  const double flops = (work.flops + block_path * row.num_sms * work.tile_flops) *
-                       (row.backward ? kAttentionBackwardFlops : 1);
+  const double flops =
+      (work.flops + block_path * row.num_sms * work.tile_flops) * (row.backward ? kAttentionBackwardFlops : 1);
   return flops / (efficiency * row.peak.base());
 }
 

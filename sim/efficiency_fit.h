@@ -18,8 +18,8 @@ struct GemmMeasurement {
   double rows = 0, columns = 0, inner = 0;
   bool fp32_output = false;
   bool accumulate = false;
-  bool grouped = false;      // one kernel over equal experts
-  double efficiency = 0;     // achieved over `peak`
+  bool grouped = false;   // one kernel over equal experts
+  double efficiency = 0;  // achieved over `peak`
   FlopsPerSecond peak;
   int num_sms = 0;
   BytesPerSecond memory_bandwidth;
@@ -31,7 +31,7 @@ struct AttentionMeasurement {
   double batch = 1, seq = 0, heads = 0, qk_dim = 0, v_dim = 0;
   bool backward = false;
   int num_sms = 0;
-  Flops counted;             // the FLOPs of the rate below
+  Flops counted;  // the FLOPs of the rate below
   FlopsPerSecond achieved;
   FlopsPerSecond peak;
 };

@@ -11,9 +11,9 @@ namespace zeroplan {
 
 namespace {
 
-constexpr double kMaxRatio = 10;         // no efficiency, factor or exponent in these files is larger
-constexpr double kMaxRamp = 1e5;         // elements of k
-constexpr double kMaxSustained = 1.5;    // cards may boost above the clock of their datasheet
+constexpr double kMaxRatio = 10;       // no efficiency, factor or exponent in these files is larger
+constexpr double kMaxRamp = 1e5;       // elements of k
+constexpr double kMaxSustained = 1.5;  // cards may boost above the clock of their datasheet
 constexpr int kMaxRows = 1'000'000;
 
 FitQuality read_quality(const JsonValue& value) {
@@ -40,8 +40,8 @@ GemmShapeCurve read_gemm_curve(const JsonValue& value) {
 }
 
 AttentionCurve read_attention_curve(const JsonValue& value) {
-  value.require_only({"arch", "forward", "backward", "block_path_forward", "block_path_backward",
-                      "head_dim_exponent", "sustained", "quality_forward", "quality_backward", "source"});
+  value.require_only({"arch", "forward", "backward", "block_path_forward", "block_path_backward", "head_dim_exponent",
+                      "sustained", "quality_forward", "quality_backward", "source"});
   AttentionCurve curve;
   curve.arch = value.at("arch").as_string();
   curve.forward = value.at("forward").as_real(1e-3, 1);
@@ -58,7 +58,8 @@ AttentionCurve read_attention_curve(const JsonValue& value) {
 
 SustainedFraction read_sustained(const JsonValue& value) {
   value.require_only({"key", "fraction", "source"});
-  return {value.at("key").as_string(), value.at("fraction").as_real(1e-3, kMaxSustained), value.at("source").as_string()};
+  return {value.at("key").as_string(), value.at("fraction").as_real(1e-3, kMaxSustained),
+          value.at("source").as_string()};
 }
 
 template <class Row>
@@ -112,8 +113,8 @@ std::string write_attention_curves(std::span<const AttentionCurve> curves) {
         "     \"block_path_backward\": {:.3f}, \"head_dim_exponent\": {:.2f}, \"sustained\": {:.3f},\n"
         "     \"quality_forward\": {},\n     \"quality_backward\": {},\n     \"source\": \"{}\"}}",
         curve.arch, curve.forward, curve.backward, curve.block_path_forward, curve.block_path_backward,
-        curve.head_dim_exponent, curve.sustained, quality_text(curve.quality_forward), quality_text(curve.quality_backward),
-        curve.source));
+        curve.head_dim_exponent, curve.sustained, quality_text(curve.quality_forward),
+        quality_text(curve.quality_backward), curve.source));
   return document_of("curves", rows);
 }
 

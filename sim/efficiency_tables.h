@@ -23,9 +23,9 @@ struct FitQuality {
 ///   2mnk / ceiling x (1 + k_ramp / k) / utilisation^tile_exponent x (1 + fp32_penalty with an fp32 output)
 /// `utilisation` is the useful part of the tiles in the last wave (step-time.md section 2).
 struct GemmShapeCurve {
-  std::string arch;            // "Ampere"
-  double ceiling = 0;          // of the dense peak, on the fitted rows; compared with matmul rates, not used for times
-  double k_ramp = 0;           // elements of k
+  std::string arch;    // "Ampere"
+  double ceiling = 0;  // of the dense peak, on the fitted rows; compared with matmul rates, not used for times
+  double k_ramp = 0;   // elements of k
   double tile_exponent = 0;
   double fp32_penalty = 0;     // fraction of the time
   double memory_fraction = 0;  // of the spec memory bandwidth that bounds thin shapes
@@ -41,12 +41,12 @@ struct GemmShapeCurve {
 /// sequences and few heads leave SMs idle. One mechanism for the ramps over sequence length and over heads.
 struct AttentionCurve {
   std::string arch;
-  double forward = 0;              // efficiency without a tail, fraction of the dense peak
+  double forward = 0;  // efficiency without a tail, fraction of the dense peak
   double backward = 0;
-  double block_path_forward = 0;   // query tiles that the last SM works through alone
+  double block_path_forward = 0;  // query tiles that the last SM works through alone
   double block_path_backward = 0;
-  double head_dim_exponent = 0;    // rate x (d / 128)^exponent for d < 128
-  double sustained = 1;            // sustained matmul rate over the peak on the measured GPU: others scale with theirs
+  double head_dim_exponent = 0;  // rate x (d / 128)^exponent for d < 128
+  double sustained = 1;          // sustained matmul rate over the peak on the measured GPU: others scale with theirs
   FitQuality quality_forward;
   FitQuality quality_backward;
   std::string source;
@@ -54,7 +54,7 @@ struct AttentionCurve {
 
 /// Sustained 16-bit matmul over the dense peak, for GPUs without a measurement of their own.
 struct SustainedFraction {
-  std::string key;     // "NVIDIA Ampere", "NVIDIA GeForce", "NVIDIA", "AMD"
+  std::string key;  // "NVIDIA Ampere", "NVIDIA GeForce", "NVIDIA", "AMD"
   double fraction = 0;
   std::string source;
 };

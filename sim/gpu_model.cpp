@@ -206,8 +206,7 @@ KernelCost GpuModel::attention(const AttentionShape& shape, std::int64_t batch, 
   const AttentionWork work =
       attention_work(sequences, heads, seq, dims, keys, shape.causal && !shape.cross && !windowed);
   // A card that sustains more or less of its peak than the measured one does so in attention too.
-  double efficiency = (backward ? attention_curve_.backward : attention_curve_.forward) *
-                      attention_scale_;
+  double efficiency = (backward ? attention_curve_.backward : attention_curve_.forward) * attention_scale_;
   double block_path = backward ? attention_curve_.block_path_backward : attention_curve_.block_path_forward;
   if (kernel == AttentionKernel::flash_2) {
     efficiency = hopper_or_later_ ? kFlash2Hopper : kFlash2Ampere;  // of H100's and A100's peak
@@ -243,9 +242,9 @@ std::vector<Assumption> GpuModel::assumptions() const {
       "step-time.md section 2: A100 0.87, H200 0.89, llmq on H100 0.89");
   add("matmul shape curve", gemm_curve_.arch, gemm_curve_.source);
   if (has_flash_) {
-    add("attention", fmt::format("{} curve: {:.2f} forward, {:.2f} backward of the peak at long sequences",
-                                 attention_curve_.arch,
-                                 attention_curve_.forward * attention_scale_, attention_curve_.backward * attention_scale_),
+    add("attention",
+        fmt::format("{} curve: {:.2f} forward, {:.2f} backward of the peak at long sequences", attention_curve_.arch,
+                    attention_curve_.forward * attention_scale_, attention_curve_.backward * attention_scale_),
         attention_curve_.source);
   } else {
     add("attention", "unfused, scores in memory", name_ + " has no fused attention kernel");

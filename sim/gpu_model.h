@@ -16,7 +16,7 @@ namespace zeroplan {
 /// What a kernel asks of its GPU. `sm_time` and `hbm_time` are the times that the whole of the SMs, or the whole of the
 /// memory bandwidth, would be busy if that alone were the limit: a kernel that shares neither takes alone().
 struct KernelCost {
-  Seconds latency;   // launch and drain; shares nothing
+  Seconds latency;  // launch and drain; shares nothing
   Seconds sm_time;
   Seconds hbm_time;
   Seconds alone() const { return latency + (sm_time > hbm_time ? sm_time : hbm_time); }
@@ -34,8 +34,8 @@ enum class GemmOutput : std::uint8_t {
 /// Which attention kernel runs. `best` is what our runtime uses on the GPU: cuDNN from Ampere on.
 enum class AttentionKernel : std::uint8_t {
   best,
-  flash_2,   // FlashAttention 2 and PyTorch's SDPA
-  unfused,   // scores in memory: GPUs before Ampere, and `best` there
+  flash_2,  // FlashAttention 2 and PyTorch's SDPA
+  unfused,  // scores in memory: GPUs before Ampere, and `best` there
 };
 
 /// Pure and cheap: no query allocates. Sources: step-time.md section 2 and the fits (docs/cost-model.md).
@@ -81,14 +81,14 @@ class GpuModel {
   FlopsPerSecond peak_bf16_, peak_fp16_, peak_fp32_;  // 0: not supported
   BytesPerSecond memory_bandwidth_;
   double num_sms_ = 0;
-  double sustained_ = 0;          // of the dense 16-bit peak
+  double sustained_ = 0;  // of the dense 16-bit peak
   bool sustained_measured_ = false;
   bool sms_assumed_ = false;
-  bool has_flash_ = false;        // tensor cores and shared memory that flash kernels need
+  bool has_flash_ = false;  // tensor cores and shared memory that flash kernels need
   bool hopper_or_later_ = false;
   GemmShapeCurve gemm_curve_;
   AttentionCurve attention_curve_;
-  double attention_scale_ = 1;    // sustained rate over that of the curve's GPU
+  double attention_scale_ = 1;  // sustained rate over that of the curve's GPU
   std::string name_, arch_, sustained_source_;
   FlopsPerSecond measured_;
 };

@@ -13,8 +13,8 @@ namespace {
 constexpr BytesPerSecond kCoreBandwidth = 25.0_GBps;
 /// Pinned copies over the lane rate: 55.4 of 63 GB/s on an H200, 26 of 31.5 on an A100 (links.json).
 constexpr double kPcieFraction = 0.86;
-/// Each direction when both are busy: 50.9 of 63 GB/s on an H200 (perf-anchors.md section 10); 18.5 to 19.6 of 31.5 on an
-/// A100 (nccl.md section 9).
+/// Each direction when both are busy: 50.9 of 63 GB/s on an H200 (perf-anchors.md section 10); 18.5 to 19.6 of 31.5 on
+/// an A100 (nccl.md section 9).
 constexpr double kPcieDuplexGen5 = 0.808, kPcieDuplexGen4 = 0.605;
 /// Start of one copy: 64 KiB at 17 to 24 GB/s, 1 MiB at 48 to 51 GB/s on an H200 (perf-anchors.md section 10).
 constexpr Seconds kCopyLatency = 2.5_us;
@@ -64,9 +64,7 @@ DiskTransfer HostModel::disk_write(Bytes bytes) const {
   return {bytes * cost, bytes};
 }
 
-Seconds HostModel::alone(const HostWork& work) const {
-  return std::max(work.dram / dram_, work.core_time / cores_);
-}
+Seconds HostModel::alone(const HostWork& work) const { return std::max(work.dram / dram_, work.core_time / cores_); }
 
 Seconds HostModel::alone(const HostCopy& copy) const {
   return copy.latency + std::max(copy.link / pcie_, copy.dram / dram_);
@@ -81,8 +79,9 @@ std::vector<Assumption> HostModel::assumptions() const {
   list.push_back({"host memory traffic", fmt::format("{:.4g} GB/s a node", dram_.base() / 1e9), "machine"});
   list.push_back({"host core", fmt::format("{:.0f} GB/s read-modify-write", kCoreBandwidth.base() / 1e9),
                   "measured on an H200 host, perf-anchors.md section 10"});
-  list.push_back({"pinned copies", fmt::format("{:.4g} GB/s one way, {:.4g} GB/s each with both busy",
-                                               pcie_.base() / 1e9, pcie_total_.base() / 2e9),
+  list.push_back({"pinned copies",
+                  fmt::format("{:.4g} GB/s one way, {:.4g} GB/s each with both busy", pcie_.base() / 1e9,
+                              pcie_total_.base() / 2e9),
                   pcie_generation_ >= 5 ? "0.86 and 0.81 of x16, measured on an H200"
                                         : "0.86 and 0.60 of x16, measured on an A100"});
   if (nvme_read_ > BytesPerSecond())

@@ -1,6 +1,7 @@
 #pragma once
-// What host work and host transfers ask of a node: bytes on its memory, its PCIe links and its disks, and core time. The
-// simulator shares the capacities between all ranks of the node; alone_* give the time of one piece of work by itself.
+// What host work and host transfers ask of a node: bytes on its memory, its PCIe links and its disks, and core time.
+// The simulator shares the capacities between all ranks of the node; alone_* give the time of one piece of work by
+// itself.
 
 #include <cstdint>
 #include <vector>
@@ -13,10 +14,10 @@ namespace zeroplan {
 
 /// Element types of one optimizer update on the host.
 struct AdamTypes {
-  DType gradient = DType::bf16;     // read
-  DType master = DType::fp32;       // read and written
-  DType moments = DType::fp32;      // both read and written
-  bool writes_copy = true;          // writes the 2-byte weights that go back to the GPU
+  DType gradient = DType::bf16;  // read
+  DType master = DType::fp32;    // read and written
+  DType moments = DType::fp32;   // both read and written
+  bool writes_copy = true;       // writes the 2-byte weights that go back to the GPU
 };
 
 /// Bytes read and written per parameter by one fused pass: 28 with the defaults, 26 without the copy, 20 with 2-byte
@@ -37,8 +38,8 @@ struct HostWork {
 /// A copy between pinned host memory and one GPU.
 struct HostCopy {
   Seconds latency;
-  Bytes link;         // on its direction of the PCIe link, and on the link's total
-  Bytes dram;         // each byte is read from or written to host memory once
+  Bytes link;  // on its direction of the PCIe link, and on the link's total
+  Bytes dram;  // each byte is read from or written to host memory once
 };
 
 /// A transfer between host memory and the node's disks, in bytes of reading on `nvme_capacity`.
@@ -60,11 +61,11 @@ class HostModel {
   DiskTransfer disk_read(Bytes bytes) const;
   DiskTransfer disk_write(Bytes bytes) const;
 
-  BytesPerSecond dram_capacity() const { return dram_; }            // a node, read-modify-write
-  double cores() const { return cores_; }                           // a node
-  BytesPerSecond pcie_capacity() const { return pcie_; }            // a GPU, one direction alone
+  BytesPerSecond dram_capacity() const { return dram_; }              // a node, read-modify-write
+  double cores() const { return cores_; }                             // a node
+  BytesPerSecond pcie_capacity() const { return pcie_; }              // a GPU, one direction alone
   BytesPerSecond pcie_total_capacity() const { return pcie_total_; }  // a GPU, both directions together
-  BytesPerSecond nvme_capacity() const { return nvme_read_; }       // a node, reading
+  BytesPerSecond nvme_capacity() const { return nvme_read_; }         // a node, reading
 
   /// All cores of the node on it: the slower of memory and cores.
   Seconds alone(const HostWork& work) const;

@@ -33,8 +33,8 @@ struct AttentionWork {
   double tile_flops = 0;  // of the longest single tile of queries
 };
 
-/// Forward work of `batch` x `heads` x `queries` rows over `keys` keys each, `dims` = qk + v head sizes. Causal rows see
-/// on average half of the keys and half a diagonal tile more. 2 FLOPs a multiply-add.
+/// Forward work of `batch` x `heads` x `queries` rows over `keys` keys each, `dims` = qk + v head sizes. Causal rows
+/// see on average half of the keys and half a diagonal tile more. 2 FLOPs a multiply-add.
 inline AttentionWork attention_work(double batch, double heads, double queries, double dims, double keys, bool causal) {
   const double seen = causal ? std::min(keys, (keys + kAttentionTile) / 2) : keys;
   return {2 * batch * heads * queries * seen * dims, 2 * std::min(kAttentionTile, queries) * keys * dims};

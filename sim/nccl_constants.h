@@ -1,6 +1,7 @@
 #pragma once
-// Latencies and limits of NCCL's own cost model (2.30.7, nccl.md section 3, after src/graph/tuning.cc), and the measured
-// fractions that correct its link rates (nccl.md sections 5, 6, 9). Only sim/collective_model*.cpp include this.
+// Latencies and limits of NCCL's own cost model (2.30.7, nccl.md section 3, after src/graph/tuning.cc), and the
+// measured fractions that correct its link rates (nccl.md sections 5, 6, 9). Only sim/collective_model*.cpp include
+// this.
 
 #include <array>
 #include <cstddef>
@@ -59,7 +60,8 @@ inline constexpr double kPcieReduce = 0.660, kPcieGather = 0.657, kPcieScatter =
 inline constexpr double kPcieReduceTwoSockets = 0.397, kPcieGatherTwoSockets = 0.428, kPcieScatterTwoSockets = 0.352;
 /// A switch tree with peer access: 8 RTX PRO 6000 reach 37.6 to 41 of 63 GB/s (rtx6kpro).
 inline constexpr double kPcieSwitch = 0.62;
-/// Without peer access, through host memory: 4 and 8 RTX 5090, 35 and 28 of 63 GB/s (nccl issue 1639; reporter: 4090 alike).
+/// Without peer access, through host memory: 4 and 8 RTX 5090, 35 and 28 of 63 GB/s (nccl issue 1639; reporter: the
+/// 4090 is alike).
 inline constexpr double kHostMemory = 0.556, kHostMemoryTwoSockets = 0.444;
 /// Each byte is written to and read from host memory once.
 inline constexpr double kHostMemoryPasses = 2;
@@ -73,9 +75,9 @@ inline constexpr double kXgmi = 0.72;
 inline constexpr int kMeshNeighbours = 4;
 
 /// SMs: one thread block a channel (nccl.md section 8).
-inline constexpr int kRingChannels = 24;       // A100 node; not confirmed from a log for later ones
-inline constexpr int kVoltaChannels = 12;      // 6 links, doubled
+inline constexpr int kRingChannels = 24;   // A100 node; not confirmed from a log for later ones
+inline constexpr int kVoltaChannels = 12;  // 6 links, doubled
 inline constexpr int kNvlsHopper = 16, kNvlsBlackwell = 24, kNvlsBlackwellNodes = 32;
-inline constexpr int kPcieChannels = 2;        // two to four
+inline constexpr int kPcieChannels = 2;  // two to four
 
 }  // namespace zeroplan::nccl

@@ -87,11 +87,12 @@ TEST_CASE("collectives: bus bandwidth is near what was measured") {
     const double ratio = predicted(row) / row.gigabytes_per_second;
     const bool large = row.size >= Bytes(256 * kMiB);
     if (std::getenv("ZEROPLAN_PRINT_TABLES") != nullptr)
-      fmt::print("{},{},{},{},{:.4g},{:.4g},{:+.1f},{}\n", row.machine, row.group.ranks, row.group.nodes, row.collective,
-                 row.size.base() / kMiB, row.gigabytes_per_second, 100 * (ratio - 1), row.fitted ? "fitted" : "held out");
+      fmt::print("{},{},{},{},{:.4g},{:.4g},{:+.1f},{}\n", row.machine, row.group.ranks, row.group.nodes,
+                 row.collective, row.size.base() / kMiB, row.gigabytes_per_second, 100 * (ratio - 1),
+                 row.fitted ? "fitted" : "held out");
     if (row.size < Bytes(kMiB)) continue;
     by_class[std::string(row.fitted ? "fitted" : "held out") + (large ? " large" : " middle")].add(ratio,
-                                                                                                  large ? 0.10 : 0.25);
+                                                                                                   large ? 0.10 : 0.25);
   }
   if (std::getenv("ZEROPLAN_PRINT_TABLES") != nullptr)
     for (const auto& [name, e] : by_class)
@@ -101,8 +102,8 @@ TEST_CASE("collectives: bus bandwidth is near what was measured") {
   CHECK(by_class["fitted middle"].outside == 0);
   CHECK(by_class["fitted large"].bias() < 0.05);
   CHECK(by_class["fitted middle"].bias() < 0.05);
-  // Held out: another A100 node (galvatron), other clouds' networks, SimuMax's B200 fit, RTX PRO 6000 boxes. Outside are
-  // two A100 pairs at 512 MiB and 1 GiB, A100 at 4 and 8 MiB, and PRO 6000 (docs/cost-model.md).
+  // Held out: another A100 node (galvatron), other clouds' networks, SimuMax's B200 fit, RTX PRO 6000 boxes. Outside
+  // are two A100 pairs at 512 MiB and 1 GiB, A100 at 4 and 8 MiB, and PRO 6000 (docs/cost-model.md).
   CHECK(by_class["held out large"].outside <= 5);
   CHECK(by_class["held out middle"].outside <= 5);
   CHECK(by_class["held out large"].abs_sum / by_class["held out large"].rows < 0.07);
@@ -233,7 +234,8 @@ TEST_CASE("collectives: memory of a communicator follows topology and provider")
 }
 
 TEST_CASE("collectives: tables with unknown keys or falling sizes are refused with their place") {
-  CHECK_THROWS_AS(read_collective_tables(R"({"schema": 1, "ramps": [], "laws": [], "nvls": [], "extra": 1})"), InputError);
+  CHECK_THROWS_AS(read_collective_tables(R"({"schema": 1, "ramps": [], "laws": [], "nvls": [], "extra": 1})"),
+                  InputError);
   CHECK_THROWS_WITH(
       read_collective_tables(R"({"schema": 1, "laws": [], "nvls": [], "ramps": [{"arch": "A", "ranks": 8, "nodes": 1,
         "asymptote": "2 GB/s", "points": [[8, 1], [4, 2]], "source": "s"}]})"),

@@ -104,8 +104,8 @@ TEST_CASE("gpu: cuDNN attention on an H200 is within 3 % of its benchmark") {
     int seq;
     double forward, backward;  // TFLOP/s on the causal half, runtime.md section 4
   };
-  for (const Row& row : {Row{2048, 484, 370}, Row{4096, 591, 474}, Row{8192, 644, 541}, Row{16384, 673, 579},
-                         Row{32768, 688, 581}}) {
+  for (const Row& row :
+       {Row{2048, 484, 370}, Row{4096, 591, 474}, Row{8192, 644, 541}, Row{16384, 673, 579}, Row{32768, 688, 581}}) {
     const double flops = causal_flops(shape, 1, row.seq);
     INFO(row.seq);
     CHECK_THAT(flops / gpu.attention_forward(shape, 1, row.seq, DType::bf16).alone().base() / 1e12,
@@ -228,7 +228,7 @@ TEST_CASE("fit: the shape curve of the A100 is found again from its rows") {
   const std::vector<GemmMeasurement> rows = gemm_rows("A100-80GB PCIe");
   REQUIRE(rows.size() >= 100);
   const GemmShapeCurve curve = fit_gemm_curve("Ampere", rows, "test");
-  CHECK_THAT(curve.k_ramp, WithinRel(143.6, 0.05));       // step-time.md section 2: 144
+  CHECK_THAT(curve.k_ramp, WithinRel(143.6, 0.05));         // step-time.md section 2: 144
   CHECK_THAT(curve.tile_exponent, WithinRel(0.808, 0.05));  // 0.81
   CHECK_THAT(curve.fp32_penalty, WithinAbs(0.056, 0.01));
   CHECK(curve.quality.mean < 0.04);

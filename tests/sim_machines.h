@@ -106,7 +106,8 @@ inline MachineSpec measured_machine(const std::string& key) {
   if (key == "a100-hdr-3") return nodes_of(a100, 3, "InfiniBand HDR", 100);
   if (key == "a3mega-2") return nodes_of(h100, 2, "GPUDirect-TCPXO (8x200)", 200);
   if (key == "a3ultra-2") return nodes_of(h200, 2, "RoCE v2 CX-7 (8x400)", 400);
-  if (key == "v100-tcp-4") return nodes_of(node_of("V100-SXM2-32GB", 8, Interconnect::nvlink_mesh), 4, "100GbE TCP", 12.5);
+  if (key == "v100-tcp-4")
+    return nodes_of(node_of("V100-SXM2-32GB", 8, Interconnect::nvlink_mesh), 4, "100GbE TCP", 12.5);
   throw std::logic_error("no measured machine " + key);
 }
 

@@ -1,6 +1,7 @@
 // fit_efficiency GEMM_SHAPES.csv ATTENTION.csv OUT_FOLDER: refits models/catalog/fits/{gemm_shapes,attention}.json and
 // prints the residuals. The first file has the columns of data/published/hardware_gemm_shapes.csv, the second those of
-// tests/data/attention_h200.csv. Rows with an efficiency above 1 or a value kind of "recalled" are left out and counted.
+// tests/data/attention_h200.csv. Rows with an efficiency above 1 or a value kind of "recalled" are left out and
+// counted.
 
 #include <fmt/format.h>
 
@@ -138,7 +139,8 @@ AttentionMeasurement cudnn_row(const Row& row) {
   out.qk_dim = out.v_dim = std::stod(row.at("head_dim"));
   out.num_sms = kCards.at(out.gpu).num_sms;
   out.backward = row.at("direction") == "backward";
-  out.counted = Flops(out.seq * out.seq * (out.qk_dim + out.v_dim) * out.heads * out.batch * (out.backward ? kAttentionBackwardFlops : 1));
+  out.counted = Flops(out.seq * out.seq * (out.qk_dim + out.v_dim) * out.heads * out.batch *
+                      (out.backward ? kAttentionBackwardFlops : 1));
   out.peak = FlopsPerSecond(std::stod(row.at("peak_tflops")) * 1e12);
   out.achieved = FlopsPerSecond(std::stod(row.at("tflops")) * 1e12);
   return out;
@@ -161,10 +163,11 @@ std::vector<GemmShapeCurve> fit_gemms(const std::map<std::string, std::vector<Ge
     const Card& card = kCards.at(gpu);
     const GemmShapeCurve curve =
         fit_gemm_curve(card.arch, rows, "SimuMax measured efficiency table, " + gpu + " (hardware_gemm_shapes.csv)");
-    fmt::print("{}: ceiling {:.3f} of peak = {:.3f} of the sustained matmul rate, k ramp {:.1f}, tile exponent {:.3f}, "
-               "fp32 {:+.1f} %, memory {:.2f}, grouped {:.2f}\n",
-               curve.arch, curve.ceiling, curve.ceiling * rows.front().peak.base() / card.matmul, curve.k_ramp,
-               curve.tile_exponent, 100 * curve.fp32_penalty, curve.memory_fraction, curve.grouped_factor);
+    fmt::print(
+        "{}: ceiling {:.3f} of peak = {:.3f} of the sustained matmul rate, k ramp {:.1f}, tile exponent {:.3f}, "
+        "fp32 {:+.1f} %, memory {:.2f}, grouped {:.2f}\n",
+        curve.arch, curve.ceiling, curve.ceiling * rows.front().peak.base() / card.matmul, curve.k_ramp,
+        curve.tile_exponent, 100 * curve.fp32_penalty, curve.memory_fraction, curve.grouped_factor);
     print("  matmul, fitted rows", curve.quality);
     print("  matmul, 5-fold cross-validated", cross_validated(rows));
     print("  grouped matmul, one factor", curve.grouped_quality);
@@ -192,8 +195,8 @@ std::vector<AttentionCurve> fit_attention(std::map<std::string, std::vector<Atte
   curves[1].sustained = kCards.at("B200").matmul / 2250e12;
   curves[2].sustained = kCards.at("H200").matmul / 989e12;
   for (const AttentionCurve& curve : curves) {
-    fmt::print("{}: forward {:.3f}, backward {:.3f}, block path {:.2f} / {:.2f} tiles\n", curve.arch,
-               curve.forward, curve.backward, curve.block_path_forward, curve.block_path_backward);
+    fmt::print("{}: forward {:.3f}, backward {:.3f}, block path {:.2f} / {:.2f} tiles\n", curve.arch, curve.forward,
+               curve.backward, curve.block_path_forward, curve.block_path_backward);
     print("  forward", curve.quality_forward);
     print("  backward", curve.quality_backward);
   }
