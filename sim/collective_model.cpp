@@ -89,6 +89,7 @@ CollectiveModel::CollectiveModel(const MachineSpec& machine, CollectiveSetting s
       dram_bandwidth_(machine.dram_bandwidth),
       network_(machine.network.bandwidth),
       elastic_fabric_(machine.network.kind.find("EFA") != std::string::npos),
+      host_device_(machine.host_device),
       peer_access_(machine.gpu.p2p_over_pcie.value_or(false)),
       nvidia_(machine.gpu.vendor == "NVIDIA"),
       major_(compute_major(machine.gpu)),
@@ -102,6 +103,9 @@ CollectiveModel::CollectiveModel(const MachineSpec& machine, CollectiveSetting s
   law_ = &*law;
   if (nodes_ > 1 && !(network_ > BytesPerSecond()))
     throw InputError(fmt::format("{}: {} nodes need a network bandwidth (network.bandwidth)", machine.name, nodes_));
+  if (gpus_per_node_ > 1 && !(path(Pattern::gather, {gpus_per_node_, 1, gpus_per_node_}).ring > BytesPerSecond()))
+    throw InputError(fmt::format("{}: {} GPUs a node need a rate between them (nvlink, gpu.pcie or dram_bandwidth)",
+                                 machine.name, gpus_per_node_));
 }
 
 RankGroup CollectiveModel::all() const { return {nodes_ * gpus_per_node_, nodes_, gpus_per_node_}; }
@@ -139,6 +143,10 @@ BytesPerSecond CollectiveModel::nvlink_ring(int ranks) const {
 }
 
 CollectiveModel::Path CollectiveModel::pcie_path(Pattern pattern, int ranks) const {
+  if (host_device_) {
+    const BytesPerSecond rate = dram_bandwidth_ / (nccl::kHostMemoryPasses * gpus_per_node_);
+    return {LinkClass::host_memory, rate, {}, rate};
+  }
   const bool two_sockets = ranks > ranks_per_socket_;
   if (!peer_access_) {
     BytesPerSecond rate = pcie_ * (two_sockets ? nccl::kHostMemoryTwoSockets : nccl::kHostMemory);

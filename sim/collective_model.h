@@ -107,6 +107,7 @@ class CollectiveModel {
   double network_fraction_ = 0;
   std::string_view network_source_;
   bool elastic_fabric_ = false;  // AWS EFA: its tuner picks trees on two nodes
+  bool host_device_ = false;     // ranks are threads of the host: their tensors live in its memory
   bool peer_access_ = false;     // GPU to GPU over PCIe
   bool nvidia_ = false;
   int major_ = 0;            // compute capability

@@ -221,6 +221,18 @@ TEST_CASE("collectives: several nodes without a network rate are refused") {
   CHECK_THROWS_WITH(CollectiveModel(machine), HasText("network"));
 }
 
+TEST_CASE("collectives: threads of one host go through its memory") {
+  MachineSpec host = node_of("A100-PCIe-80GB", 2, Interconnect::single);
+  host.host_device = true;
+  host.gpu.pcie = BytesPerSecond();
+  host.dram_bandwidth = 40.0_GBps;
+  const CollectiveCost cost = CollectiveModel(host).cost(CollectiveKind::all_gather, Bytes(1e9), {2, 1, 2});
+  CHECK(cost.link == LinkClass::host_memory);
+  CHECK_THAT(cost.effective_bandwidth().base() / 1e9, WithinRel(10.0, 0.01));
+  host.dram_bandwidth = BytesPerSecond();
+  CHECK_THROWS_WITH(CollectiveModel(host), HasText("dram_bandwidth"));
+}
+
 TEST_CASE("collectives: memory of a communicator follows topology and provider") {
   CHECK(communicator_memory(measured_machine("a100-sxm-8"), {8, 1, 8}).bytes == Bytes(0.3e9));
   CHECK(communicator_memory(measured_machine("h200-8"), {8, 1, 8}).bytes == Bytes(1e9));
