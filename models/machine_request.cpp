@@ -317,4 +317,24 @@ NvmeSpec parse_nvme(std::string_view text) {
   return nvme;
 }
 
+void set_host_memory(MachineSpec& machine, Bytes dram) {
+  machine.dram = dram;
+  std::erase(machine.recalled, "dram");
+  std::erase_if(machine.assumptions, [](const Assumption& assumption) { return assumption.what == "host memory"; });
+}
+
+void set_nvme(MachineSpec& machine, std::string_view text) {
+  machine.nvme = parse_nvme(text);
+  std::erase(machine.recalled, "nvme");
+  std::erase_if(machine.assumptions, [](const Assumption& assumption) { return assumption.what.starts_with("NVMe"); });
+  if (text.find('@') != std::string_view::npos) {
+    machine.assumptions.push_back({"NVMe write rate", format_rate(machine.nvme.write), "default: half the read rate"});
+    return;
+  }
+  const JsonDocument defaults = read_catalog("node_defaults.json");
+  const std::string source = fmt::format("default: {}", defaults.root().at("nvme_drive").at("source").as_string());
+  machine.assumptions.push_back({"NVMe read rate", format_rate(machine.nvme.read), source});
+  machine.assumptions.push_back({"NVMe write rate", format_rate(machine.nvme.write), source});
+}
+
 }  // namespace zeroplan

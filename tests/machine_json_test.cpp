@@ -129,7 +129,8 @@ TEST_CASE("5,000 mutations of a machine.json are read or refused, never anything
   const std::string good = write_machine(find_machine("p4de.24xlarge"));
   std::mt19937 random(20261130);
   const auto pick = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-  const std::string bytes = "{}[]\",:0123456789.eE-+truefalsn \n\\GBi/s\x00\x7f\xc3\xff";
+  constexpr char kBytes[] = "{}[]\",:0123456789.eE-+truefalsn \n\\GBi/s\x00\x7f\xc3\xff";
+  const std::string bytes(kBytes, sizeof kBytes - 1);
   int refused = 0;
   for (int i = 0; i < 5000; ++i) {
     std::string text = good;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -230,5 +231,47 @@ TEST_CASE("--nvme reads drives, size and rate") {
                            "-1x2TB", "4x2TB@6.5GB/s@1GB/s", "4x2GB/s", "9999999999x2TB"}) {
     INFO(text);
     CHECK_THROWS_AS(parse_nvme(text), InputError);
+  }
+}
+
+TEST_CASE("What the user states replaces the value and its assumption") {
+  MachineSpec machine = machine_for(parse_gpu_request("4x3090"), 1);
+  REQUIRE(has_assumption(machine, "host memory"));
+  REQUIRE(has_assumption(machine, "NVMe"));
+  set_host_memory(machine, 1000_GiB);
+  CHECK(machine.usable_dram() == 950_GiB);
+  CHECK_FALSE(has_assumption(machine, "host memory"));
+  CHECK(has_assumption(machine, "host memory bandwidth"));
+
+  set_nvme(machine, "2x2TB");
+  CHECK_FALSE(has_assumption(machine, "NVMe"));
+  CHECK(assumption(machine, "NVMe read rate").value == "4.00 GB/s");
+  set_nvme(machine, "2x2TB@6.5GB/s");
+  CHECK_FALSE(has_assumption(machine, "NVMe read rate"));
+  CHECK(assumption(machine, "NVMe write rate").value == "6.50 GB/s");
+}
+
+TEST_CASE("20,000 damaged --gpus and --nvme texts are read or refused, never anything else") {
+  std::mt19937 random(20261130);
+  const auto pick = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  constexpr char kBytes[] = "0123456789xXaAgGbBiI-_. @/+TMhHsSlLrRpP\n\x00\xc3\xff";
+  const std::string bytes(kBytes, sizeof kBytes - 1);
+  const char* seeds[] = {"4xA100-80G", "8xH100-SXM5-80GB", "2xRTX 3090", "4x2TB@6.5GB/s", "16x7.68TB"};
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = seeds[pick(5)];
+    for (std::size_t edits = 1 + pick(4); edits > 0; --edits) {
+      const std::size_t at = pick(text.size() + 1);
+      if (pick(3) == 0 && at < text.size()) {
+        text.erase(at, 1);
+      } else {
+        text.insert(at, 1, bytes[pick(bytes.size())]);
+      }
+    }
+    try {
+      const int read = i % 2 == 0 ? parse_gpu_request(text).count : parse_nvme(text).drives;
+      CHECK(read >= 1);
+    } catch (const InputError& error) {
+      CHECK(std::string(error.what()).find('\n') == std::string::npos);
+    }
   }
 }
