@@ -17,6 +17,60 @@ namespace {
 constexpr int kMostPerNode = 1024;
 constexpr std::int64_t kMostSms = 1 << 20;
 
+// What the entries of gpus/ and nodes/ may say (docs/machines.md).
+constexpr std::string_view kGpuKeys[] = {"name",
+                                         "aliases",
+                                         "default_for",
+                                         "vendor",
+                                         "arch",
+                                         "segment",
+                                         "form_factor",
+                                         "compute_capability",
+                                         "label",
+                                         "memory",
+                                         "driver_memory",
+                                         "physical_memory",
+                                         "memory_bandwidth",
+                                         "peak_bf16",
+                                         "peak_fp16",
+                                         "peak_fp32",
+                                         "measured_matmul",
+                                         "num_sms",
+                                         "nvlink",
+                                         "nvlink_generation",
+                                         "nvlink_links",
+                                         "wiring",
+                                         "pcie_generation",
+                                         "pcie",
+                                         "p2p_over_pcie",
+                                         "c2c",
+                                         "gpus_per_c2c",
+                                         "sources",
+                                         "recalled"};
+constexpr std::string_view kNodeKeys[] = {"name",
+                                          "aliases",
+                                          "provider",
+                                          "kind",
+                                          "gpu",
+                                          "gpus_per_node",
+                                          "interconnect",
+                                          "nvlink",
+                                          "gpus_per_pcie_switch",
+                                          "gpus_per_root_complex",
+                                          "pcie_generation",
+                                          "pcie_lanes",
+                                          "sockets",
+                                          "physical_cores",
+                                          "vcpus",
+                                          "cpu",
+                                          "dram",
+                                          "dram_bandwidth",
+                                          "nvme",
+                                          "network",
+                                          "price",
+                                          "sources",
+                                          "recalled"};
+
 std::vector<std::string> texts(const JsonValue& array) {
   std::vector<std::string> result;
   for (const JsonValue& item : array.items()) result.push_back(item.as_string());
@@ -100,35 +154,7 @@ void read_gpu_links(const JsonValue& entry, GpuSpec& gpu) {
 }
 
 CatalogGpu read_gpu(const JsonValue& entry) {
-  entry.require_only({"name",
-                      "aliases",
-                      "default_for",
-                      "vendor",
-                      "arch",
-                      "segment",
-                      "form_factor",
-                      "compute_capability",
-                      "label",
-                      "memory",
-                      "driver_memory",
-                      "physical_memory",
-                      "memory_bandwidth",
-                      "peak_bf16",
-                      "peak_fp16",
-                      "peak_fp32",
-                      "measured_matmul",
-                      "num_sms",
-                      "nvlink",
-                      "nvlink_generation",
-                      "nvlink_links",
-                      "wiring",
-                      "pcie_generation",
-                      "pcie",
-                      "p2p_over_pcie",
-                      "c2c",
-                      "gpus_per_c2c",
-                      "sources",
-                      "recalled"});
+  entry.require_only(kGpuKeys);
   CatalogGpu gpu;
   gpu.spec.name = entry.at("name").as_string();
   gpu.spec.vendor = entry.at("vendor").as_string();
@@ -192,29 +218,7 @@ PartialNode read_partial(const JsonValue& entry) {
 }
 
 MachineSpec read_node(const JsonValue& entry) {
-  entry.require_only({"name",
-                      "aliases",
-                      "provider",
-                      "kind",
-                      "gpu",
-                      "gpus_per_node",
-                      "interconnect",
-                      "nvlink",
-                      "gpus_per_pcie_switch",
-                      "gpus_per_root_complex",
-                      "pcie_generation",
-                      "pcie_lanes",
-                      "sockets",
-                      "physical_cores",
-                      "vcpus",
-                      "cpu",
-                      "dram",
-                      "dram_bandwidth",
-                      "nvme",
-                      "network",
-                      "price",
-                      "sources",
-                      "recalled"});
+  entry.require_only(kNodeKeys);
   const CatalogGpu gpu = load_gpu(entry.at("gpu").as_string());
   MachineSpec machine;
   machine.name = entry.at("name").as_string();
