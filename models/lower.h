@@ -36,8 +36,9 @@ class Lowering {
   /// The step of one rank under the zeroplan engine. Precondition: check_plan() passed.
   Schedule zeroplan(const Plan& plan, Folding folding);
 
+  struct State;  // the cached programs; lowerings share it
+
  private:
-  struct State;
   std::unique_ptr<State> state_;
 };
 

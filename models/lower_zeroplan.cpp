@@ -7,6 +7,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "models/error.h"
 #include "models/lower.h"
 #include "models/lower_parts.h"
 
@@ -99,6 +100,9 @@ class Emitter {
     kGradientD2h, kWeightH2d, kStateRead, kStateWrite, kStateH2d, kStateD2h, kWeightWrite, kWeightD2h, kGradientH2d,
     kUpdateGather, kScalarReduce, kMemoryZero,
   };
+
+  /// Blocks of one kind may keep their gradients in different memories.
+  static int where(const Block& b) { return b.host_gradient ? 200 : 0; }
 
   OpRef alloc(int b, std::span<const Operand> buffers, OpRef after = {}) {
     return add(Stream::compute, b, alloc_work_, std::span<const OpRef>(&after, 1), buffers);
@@ -730,9 +734,10 @@ class Emitter {
   WorkId sum_work(const Block& b, std::int64_t n) {
     const Precision& p = plan_.precision;
     const bool first = micro_step_ == 0;
-    return shared(b.kind, first ? kSumFirst : kSumNext, [&] {
+    return shared(b.kind, (first ? kSumFirst : kSumNext) + where(b), [&] {
       const Bytes sum = bytes_of(n, p.accumulation);
-      return Compute{-1, kAccumulate, Pass::backward, Pointwise{bytes_of(n, p.gradients) + (first ? sum : 2.0 * sum)}};
+      const Pointwise traffic{bytes_of(n, p.gradients) + (first ? sum : 2.0 * sum)};
+      return Compute{-1, kAccumulate, Pass::backward, traffic, b.host_gradient};
     });
   }
   Access sum_access() const { return micro_step_ == 0 ? Access::write : Access::read_write; }
@@ -803,11 +808,18 @@ class Emitter {
     phase_ = Phase::optimizer;
     OpRef barrier = join(-1);
     if (needs_barrier()) barrier = global_norm(barrier);
-    for_blocks(0, num_blocks() - 1, false, [&](int i) {
+    const auto left_to_do = [&](int i) {
       const Block& b = block(i);
       const bool done_in_backward = !needs_barrier() && b.host_gradient && plan_.update == UpdateOn::host;
-      if (b.layout.padded > 0 && !done_in_backward) update(i, barrier);
-    });
+      return b.layout.padded > 0 && !done_in_backward;
+    };
+    for (int i = 0; i < num_blocks(); ++i) {
+      if (!left_to_do(i)) continue;
+      int last = i;
+      while (last + 1 < num_blocks() && left_to_do(last + 1)) ++last;
+      for_blocks(i, last, false, [&](int k) { update(k, barrier); });
+      i = last;
+    }
     join(-1);
   }
 
@@ -818,8 +830,9 @@ class Emitter {
     for_blocks(0, num_blocks() - 1, false, [&](int i) {
       const Block& b = block(i);
       if (b.layout.padded == 0) return;
-      const WorkId work = shared(b.kind, kNorm, [&] {
-        return Compute{-1, kGradientNorm, Pass::backward, Pointwise{bytes_of(update_elements(b), plan_.precision.accumulation)}};
+      const WorkId work = shared(b.kind, kNorm + where(b), [&] {
+        const Pointwise traffic{bytes_of(update_elements(b), plan_.precision.accumulation)};
+        return Compute{-1, kGradientNorm, Pass::backward, traffic, b.host_gradient};
       });
       add(b.host_gradient ? Stream::host : Stream::compute, i, work, {after}, {{final_gradient(b), Access::read}});
     });

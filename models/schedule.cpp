@@ -75,7 +75,9 @@ OpRef ScheduleBuilder::carry(OpRef first) {
 void ScheduleBuilder::set_next(OpRef carried, OpRef next) { schedule_.carried_.at(carried.index()).next = next; }
 
 void ScheduleBuilder::end_repeat() {
-  schedule_.repeats_[open_.back()].end = static_cast<std::uint32_t>(schedule_.ops_.size());
+  Repeat& repeat = schedule_.repeats_[open_.back()];
+  repeat.end = static_cast<std::uint32_t>(schedule_.ops_.size());
+  if (repeat.end == repeat.begin) throw std::logic_error("schedule: an empty repeated block");
   open_.pop_back();
 }
 

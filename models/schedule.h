@@ -104,6 +104,7 @@ struct Compute {
   std::int16_t graph_op = -1;
   Pass pass = Pass::forward;
   std::variant<Gemm, AttentionWork, Pointwise> kernel;
+  bool on_host = false;        // runs on the host's cores, on host memory
 };
 inline constexpr std::int16_t kHeadLogits = -2;    // logits of one chunk of tokens
 inline constexpr std::int16_t kHeadLoss = -3;      // cross-entropy and its gradient, in place over the logits

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <vector>
+
+#include "models/units.h"
+
+namespace zeroplan {
+
+struct Span {
+  Seconds start, end;
+};
+
+/// When each op of a flat schedule ran: ops[i] belongs to Schedule::ops()[i]. From estimate(), simulate() or an executor.
+struct Trace {
+  std::vector<Span> ops;
+};
+
+}  // namespace zeroplan

@@ -1,0 +1,316 @@
+#include "sim/estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "models/overloaded.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr double kNever = -1e300;
+/// Two advances from iteration to iteration are equal when they differ by less than this part of the time reached.
+constexpr double kSteadyTolerance = 1e-14;
+
+enum class Blame : std::uint8_t { compute, communication, offload, optimizer, idle };
+constexpr std::size_t kNumBlames = 5;
+using Sums = std::array<double, kNumBlames>;
+
+Blame blame_of(const Op& op, const Work& work) {
+  const bool updates = op.phase == Phase::optimizer || std::holds_alternative<AdamStep>(work);
+  switch (op.stream) {
+    case Stream::compute: return updates ? Blame::optimizer : Blame::compute;
+    case Stream::host: return updates ? Blame::optimizer : Blame::offload;
+    case Stream::gather:
+    case Stream::reduce: return Blame::communication;
+    case Stream::h2d:
+    case Stream::d2h:
+    case Stream::nvme_read:
+    case Stream::nvme_write: return Blame::offload;
+  }
+  return Blame::idle;
+}
+
+}  // namespace
+
+class Estimator::Player {
+ public:
+  Estimate run(const Schedule& schedule, std::span<const Demand> demands, bool with_trace) {
+    schedule_ = &schedule;
+    const std::size_t n = schedule.ops().size();
+    alone_.resize(demands.size());
+    for (std::size_t w = 0; w < demands.size(); ++w) alone_[w] = demands[w].alone().base();
+    end_.assign(n, 0);
+    advance_.assign(n, 0);
+    blame_.assign(n, 0);
+    carried_.assign(schedule.carried().size(), kNever);
+    stream_end_.fill(0);
+    sums_.fill(0);
+    if (with_trace && schedule.folded()) throw std::logic_error("estimate: a trace needs a flat schedule");
+    start_.assign(with_trace ? n : 0, 0);
+    with_trace_ = with_trace;
+    std::size_t next_repeat = 0;
+    play(0, static_cast<std::uint32_t>(n), next_repeat);
+    return result(demands);
+  }
+
+ private:
+  double value(OpRef ref) const { return ref.none() ? kNever : ref.carried() ? carried_[ref.index()] : end_[ref.index()]; }
+
+  void play(std::uint32_t begin, std::uint32_t end, std::size_t& next_repeat) {
+    const auto repeats = schedule_->repeats();
+    for (std::uint32_t i = begin; i < end;) {
+      if (next_repeat < repeats.size() && repeats[next_repeat].begin == i && repeats[next_repeat].end <= end) {
+        play_repeat(next_repeat);
+        i = repeats[next_repeat].end;
+        while (next_repeat < repeats.size() && repeats[next_repeat].begin < i) ++next_repeat;
+        continue;
+      }
+      play_op(i++);
+    }
+  }
+
+  void play_op(std::uint32_t index) {
+    const Op& op = schedule_->ops()[index];
+    const auto stream = static_cast<std::size_t>(op.stream);
+    const double own = stream_end_[stream];
+    double start = own;
+    OpRef winner;
+    for (OpRef ref : schedule_->after(op)) {
+      const double t = value(ref);
+      if (t > start) {
+        start = t;
+        winner = ref;
+      }
+    }
+    const double alone = alone_[op.work.index];
+    const double end = start + alone;
+    const Blame mine = blame_of(op, schedule_->works()[op.work.index]);
+    auto blame = static_cast<std::uint8_t>(mine);
+    if (!winner.none() && !winner.carried()) {
+      // A transfer that mostly waited for a slower one upstream passes the blame on.
+      const Op& cause = schedule_->ops()[winner.index()];
+      if (cause.stream != Stream::compute && alone_[cause.work.index] > alone) blame = blame_[winner.index()];
+    }
+    if (op.stream == Stream::compute) {
+      sums_[static_cast<std::size_t>(mine)] += alone;
+      if (start > own) sums_[gap_blame(winner)] += start - own;
+    }
+    advance_[index] = end - end_[index];
+    end_[index] = end;
+    blame_[index] = blame;
+    stream_end_[stream] = end;
+    if (with_trace_) start_[index] = start;
+  }
+
+  std::size_t gap_blame(OpRef winner) const {
+    while (!winner.none() && winner.carried()) {
+      const Carried& c = schedule_->carried()[winner.index()];
+      winner = c.next.none() || c.next.carried() ? c.first : c.next;
+    }
+    return winner.none() ? static_cast<std::size_t>(Blame::idle) : blame_[winner.index()];
+  }
+
+  // --- repeated blocks -------------------------------------------------------------------------------
+
+  /// What flows from iteration to iteration.
+  struct State {
+    std::array<double, kNumStreams> streams;
+    std::vector<double> carried;
+  };
+
+  State state(const Repeat& r) const {
+    const auto first = carried_.begin() + r.first_carried;
+    return {stream_end_, {first, first + r.num_carried}};
+  }
+
+  void step_carried(const Repeat& r) {
+    scratch_.clear();
+    for (std::uint32_t k = 0; k < r.num_carried; ++k) scratch_.push_back(value(schedule_->carried()[r.first_carried + k].next));
+    std::copy(scratch_.begin(), scratch_.end(), carried_.begin() + r.first_carried);
+  }
+
+  static bool has_inner(std::span<const Repeat> repeats, std::size_t index) {
+    return index + 1 < repeats.size() && repeats[index + 1].begin < repeats[index].end;
+  }
+
+  void play_repeat(std::size_t index) {
+    const Repeat& r = schedule_->repeats()[index];
+    for (std::uint32_t k = 0; k < r.num_carried; ++k) {
+      carried_[r.first_carried + k] = value(schedule_->carried()[r.first_carried + k].first);
+    }
+    const bool innermost = !has_inner(schedule_->repeats(), index);
+    State before = state(r), advance_before = before;
+    Sums sums_before = sums_, gained_before{};
+    for (std::int64_t i = 0; i < r.count; ++i) {
+      std::size_t inner = index + 1;
+      play(r.begin, r.end, inner);
+      step_carried(r);
+      const State now = state(r);
+      const State advance = difference(now, before);
+      Sums gained;
+      for (std::size_t s = 0; s < kNumBlames; ++s) gained[s] = sums_[s] - sums_before[s];
+      const std::int64_t left = r.count - 1 - i;
+      if (i >= 2 && left > 0 && (innermost ? steady(r, now, advance, advance_before, left) : uniform(r, now, advance, advance_before))) {
+        extrapolate(r, now, advance, innermost, left);
+        add_waits(gained, gained_before, left);
+        return;
+      }
+      before = now;
+      advance_before = advance;
+      gained_before = gained;
+      sums_before = sums_;
+    }
+  }
+
+  static State difference(const State& a, const State& b) {
+    State d = a;
+    for (std::size_t s = 0; s < kNumStreams; ++s) d.streams[s] -= b.streams[s];
+    for (std::size_t k = 0; k < d.carried.size(); ++k) d.carried[k] -= b.carried[k];
+    return d;
+  }
+
+  double tolerance(const State& now) const {
+    double reached = 0;
+    for (double t : now.streams) reached = std::max(reached, t);
+    return kSteadyTolerance * reached;
+  }
+
+  static bool equal(const State& a, const State& b, double tolerance) {
+    for (std::size_t s = 0; s < kNumStreams; ++s) {
+      if (std::abs(a.streams[s] - b.streams[s]) > tolerance) return false;
+    }
+    for (std::size_t k = 0; k < a.carried.size(); ++k) {
+      if (std::abs(a.carried[k] - b.carried[k]) > tolerance) return false;
+    }
+    return true;
+  }
+
+  /// Every stream that the block uses advances by the same time: max-plus maps commute with a shift of all inputs, so every
+  /// further iteration is a copy of this one. (Older inputs only fall further behind.)
+  bool uniform(const Repeat& r, const State& now, const State& advance, const State& before) const {
+    const double tol = tolerance(now);
+    if (!equal(advance, before, tol)) return false;
+    double common = -1;
+    for (std::uint32_t i = r.begin; i < r.end; ++i) {
+      const double a = advance.streams[static_cast<std::size_t>(schedule_->ops()[i].stream)];
+      if (common < 0) common = a;
+      if (std::abs(a - common) > tol) return false;
+    }
+    for (double a : advance.carried) {
+      if (std::abs(a - common) > tol) return false;
+    }
+    return true;
+  }
+
+  /// Streams may advance at different rates. Steady when all state advanced as in the iteration before and, op by op, the
+  /// winner of this iteration still wins `left` iterations later if everybody keeps its rate. Then rates do keep, by
+  /// induction over ops.
+  bool steady(const Repeat& r, const State& now, const State& advance, const State& before, std::int64_t left) const {
+    const double tol = tolerance(now);
+    if (!equal(advance, before, tol)) return false;
+    const auto horizon = static_cast<double>(left);
+    std::array<double, kNumStreams> last = now.streams, rate = advance.streams;
+    for (std::size_t s = 0; s < kNumStreams; ++s) last[s] -= advance.streams[s];  // at the start of this iteration
+    for (std::uint32_t i = r.begin; i < r.end; ++i) {
+      const Op& op = schedule_->ops()[i];
+      const auto stream = static_cast<std::size_t>(op.stream);
+      const double start = end_[i] - alone_[op.work.index];
+      const double at_end = start + horizon * advance_[i];
+      const double margin = tol * (horizon + 1);
+      if (last[stream] + horizon * rate[stream] > at_end + margin) return false;
+      for (OpRef ref : schedule_->after(op)) {
+        double v, a;
+        if (ref.none()) continue;
+        if (ref.carried()) {
+          const std::uint32_t k = ref.index() - r.first_carried;
+          const bool own = ref.index() >= r.first_carried && k < r.num_carried;
+          v = own ? now.carried[k] - advance.carried[k] : carried_[ref.index()];
+          a = own ? advance.carried[k] : 0;
+        } else {
+          v = end_[ref.index()];
+          a = ref.index() >= r.begin ? advance_[ref.index()] : 0;
+        }
+        if (v + horizon * a > at_end + margin) return false;
+      }
+      last[stream] = end_[i];
+      rate[stream] = advance_[i];
+    }
+    return true;
+  }
+
+  void extrapolate(const Repeat& r, const State& now, const State& advance, bool innermost, std::int64_t left) {
+    const auto n = static_cast<double>(left);
+    for (std::size_t s = 0; s < kNumStreams; ++s) stream_end_[s] = now.streams[s] + n * advance.streams[s];
+    for (std::uint32_t k = 0; k < r.num_carried; ++k) carried_[r.first_carried + k] = now.carried[k] + n * advance.carried[k];
+    // Ops of blocks further inside know their advance from layer to layer, not from micro-step to micro-step.
+    for (std::uint32_t i = r.begin; i < r.end; ++i) {
+      const auto stream = static_cast<std::size_t>(schedule_->ops()[i].stream);
+      end_[i] += n * (innermost ? advance_[i] : advance.streams[stream]);
+    }
+  }
+
+  // Waits grow or shrink by the same amount each time.
+  void add_waits(const Sums& gained, const Sums& gained_before, std::int64_t left) {
+    const auto n = static_cast<double>(left);
+    for (std::size_t s = 0; s < kNumBlames; ++s) {
+      const double growth = gained[s] - gained_before[s];
+      sums_[s] += n * gained[s] + (std::abs(growth) > kSteadyTolerance * std::abs(gained[s]) ? growth * n * (n + 1) / 2 : 0);
+    }
+  }
+
+  Estimate result(std::span<const Demand> demands) const {
+    Estimate e;
+    double step = 0;
+    for (double t : stream_end_) step = std::max(step, t);
+    e.step = Seconds(step);
+    const auto sum = [&](Blame b) { return Seconds(sums_[static_cast<std::size_t>(b)]); };
+    e.breakdown = {sum(Blame::compute), sum(Blame::communication), sum(Blame::offload), sum(Blame::optimizer), sum(Blame::idle)};
+    const auto times = schedule_->multiplicities();
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      const Op& op = schedule_->ops()[i];
+      const Demand& demand = demands[op.work.index];
+      const auto n = static_cast<double>(times[i]);
+      e.stream_busy[static_cast<std::size_t>(op.stream)] += n * Seconds(alone_[op.work.index]);
+      for (std::size_t r = 0; r < kNumRoles; ++r) e.role_busy[r] += n * demand.busy[r];
+    }
+    if (with_trace_) {
+      for (std::size_t i = 0; i < start_.size(); ++i) e.trace.ops.push_back({Seconds(start_[i]), Seconds(end_[i])});
+    }
+    return e;
+  }
+
+  const Schedule* schedule_ = nullptr;
+  std::vector<double> alone_;      // by work
+  std::vector<double> end_;        // by op, this iteration
+  std::vector<double> advance_;    // by op: end minus the end one iteration before
+  std::vector<double> start_;
+  std::vector<double> carried_;
+  std::vector<double> scratch_;
+  std::vector<std::uint8_t> blame_;
+  std::array<double, kNumStreams> stream_end_{};
+  Sums sums_{};
+  bool with_trace_ = false;
+};
+
+Estimator::Estimator() : player_(std::make_unique<Player>()) {}
+Estimator::~Estimator() = default;
+Estimator::Estimator(Estimator&&) noexcept = default;
+
+Estimate Estimator::run(const Schedule& schedule, std::span<const Demand> demands, bool with_trace) {
+  return player_->run(schedule, demands, with_trace);
+}
+
+std::vector<Demand> demands(const Schedule& schedule, const CostModel& cost) {
+  std::vector<Demand> all;
+  all.reserve(schedule.works().size());
+  for (const Work& work : schedule.works()) all.push_back(cost.demand(work));
+  return all;
+}
+
+Estimate estimate(const Schedule& schedule, const CostModel& cost, bool with_trace) {
+  return Estimator().run(schedule, demands(schedule, cost), with_trace);
+}
+
+}  // namespace zeroplan
