@@ -11,8 +11,9 @@
 namespace zeroplan {
 
 enum class Folding : std::uint8_t {
-  none,    // every layer and micro-step op by op: executors, simulator, arena, validate
-  layers,  // equal layers and micro-steps once, with Repeat: the planner's form
+  none,         // every layer and micro-step op by op: executors, simulator, validate
+  micro_steps,  // layers and loss chunks op by op, equal micro-steps once, with Repeat: the arena
+  layers,       // equal layers, loss chunks and micro-steps once, with Repeat: the planner's form
 };
 
 /// Elements of one block's flat parameter buffer and of one rank's shard of it: tensors in order, each aligned to 256 bytes

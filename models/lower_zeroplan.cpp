@@ -57,7 +57,8 @@ struct Gather {
 class Emitter {
  public:
   Emitter(Lowering::State& state, const Plan& plan, Folding folding)
-      : state_(state), model_(state.model), plan_(plan), fold_(folding == Folding::layers) {
+      : state_(state), model_(state.model), plan_(plan), fold_layers_(folding == Folding::layers),
+        fold_micro_steps_(folding != Folding::none) {
     make_blocks();
   }
 
@@ -309,7 +310,7 @@ class Emitter {
     const auto one_by_one = [&](int from, int to) {
       for (int i = from; i < to; ++i) body(reverse ? begin + end - 1 - i : i);
     };
-    if (!fold_ || inner < 2) {
+    if (!fold_layers_ || inner < 2) {
       one_by_one(begin, end);
       return;
     }
@@ -593,7 +594,7 @@ class Emitter {
     const bool adds = accumulate_weights(block(i)) || (tied_ && accumulate_weights(block(0)));
     loss_chunk(i, kind, chunk, input, c, adds);
     const std::int64_t more = whole - 1;
-    if (fold_ && more >= 2) {
+    if (fold_layers_ && more >= 2) {
       repeat(more, [&] { loss_chunk(i, kind, chunk, input, c, true); });
     } else {
       for (std::int64_t k = 0; k < more; ++k) loss_chunk(i, kind, chunk, input, c, true);
@@ -784,7 +785,7 @@ class Emitter {
     micro_step(0);
     if (steps == 1) return;
     const std::int64_t inner = steps - 2;
-    if (fold_ && inner >= 2) {
+    if (fold_micro_steps_ && inner >= 2) {
       repeat(inner, [&] { micro_step(1); });
     } else {
       for (std::int64_t m = 1; m <= inner; ++m) micro_step(m);
@@ -1015,7 +1016,7 @@ class Emitter {
   Lowering::State& state_;
   const ModelSpec& model_;
   const Plan& plan_;
-  bool fold_;
+  bool fold_layers_, fold_micro_steps_;
   ScheduleBuilder builder_;
   Phase phase_ = Phase::forward;
   std::int64_t micro_step_ = 0;
