@@ -1,0 +1,113 @@
+#include "planner/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "models/error.h"
+#include "planner/searcher.h"
+#include "planner/shortfall.h"
+
+namespace zeroplan {
+namespace {
+
+void check_request(const Request& r) {
+  if (r.model.trainable_parameters() != r.model.parameters()) {
+    throw InputError("--trainable: adapters (lora) are read but not planned yet; expected all");
+  }
+  if (r.engine != Engine::zeroplan) {
+    throw InputError(fmt::format("--engine {}: has no lowering yet; expected zeroplan", to_string(r.engine)));
+  }
+  if (!(r.margin >= 0 && r.margin < 1)) throw InputError("--margin: expected 0 % or more and below 100 %");
+  if (r.top_k < 1) throw InputError("--top: expected at least 1");
+  for (int stage : r.constraints.stages) {
+    if (stage < 0 || stage > 3) throw InputError(fmt::format("--zero {}: expected 0, 1, 2 or 3", stage));
+  }
+  if (r.constraints.offload && r.constraints.offload->to == Tier::nvme && r.machine.nvme.drives == 0 &&
+      r.constraints.offload->what != OffloadWhat::none) {
+    throw InputError(fmt::format("--offload ...:nvme: {} has no NVMe; say --nvme 4x2TB", r.machine.name));
+  }
+}
+
+void add_assumptions(Answer& answer, const Predictor& predictor) {
+  const auto add = [&](const std::vector<Assumption>& more) {
+    for (const Assumption& a : more) {
+      if (std::find(answer.assumptions.begin(), answer.assumptions.end(), a) == answer.assumptions.end()) answer.assumptions.push_back(a);
+    }
+  };
+  add(answer.request.model.assumptions);
+  add(answer.request.machine.assumptions);
+  const Candidate* first = !answer.plans.empty() ? &answer.plans.front() : answer.shortfall ? &answer.shortfall->nearest : nullptr;
+  if (!first) return;
+  add(predictor.assumptions(first->plan));
+  if (first->plan.accumulation > 1) {
+    add({{"gradient accumulation", std::string(first->plan.precision.accumulation == DType::fp32 ? "fp32" : "16 bit"),
+          "more than one micro-step: small gradients would be lost in 16 bit"}});
+  }
+  add({{"gradient clipping", fmt::format("global norm {:g}", first->plan.clip_norm), "default of the plan; the update waits for all gradients"}});
+}
+
+void add(SearchStats& sum, const SearchStats& more) {
+  sum.space += more.space;
+  sum.evaluated += more.evaluated;
+  sum.simulated += more.simulated;
+}
+
+/// One row for each stage asked for: its best plan, or the one that comes nearest.
+void plan_stages(Answer& answer, const Workload& workload) {
+  for (int stage : stages_of(answer.request)) {
+    Request one = answer.request;
+    one.constraints.stages = {stage};
+    one.top_k = 1;
+    if (offloads_of(one, stage).empty()) continue;
+    Searcher searcher(one, workload);
+    auto plans = searcher.run();
+    answer.plans.push_back(plans.empty() ? searcher.nearest() : std::move(plans.front()));
+    add(answer.search, searcher.stats());
+  }
+  answer.feasible = std::any_of(answer.plans.begin(), answer.plans.end(), [](const Candidate& c) { return c.fits; });
+}
+
+}  // namespace
+
+Answer search(const Request& request) {
+  const auto start = std::chrono::steady_clock::now();
+  check_request(request);
+  Answer answer;
+  answer.request = request;
+  const Workload workload = workload_of(request, answer.assumptions, answer.warnings);
+  answer.request.seq_len = workload.seq_len;
+  answer.request.global_batch = workload.global_batch;
+  for (const std::string& w : request.model.warnings) answer.warnings.push_back(w);
+
+  Searcher searcher(answer.request, workload);
+  if (request.per_stage) {
+    plan_stages(answer, workload);
+  } else {
+    answer.plans = searcher.run();
+    answer.feasible = !answer.plans.empty();
+    add(answer.search, searcher.stats());
+  }
+  if (!answer.feasible) answer.shortfall = shortfall_of(answer.request, searcher.nearest());
+  add_assumptions(answer, searcher.predictor());
+  answer.search.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return answer;
+}
+
+std::vector<Advice> advise(const Answer& answer, const Candidate& candidate) {
+  constexpr double kWorthSaying = 1.02;
+  Predictor predictor(answer.request.model, answer.request.machine);
+  std::vector<Advice> all;
+  const double now = candidate.prediction.step.base();
+  for (int r = 0; r < kNumRoles; ++r) {
+    const auto role = static_cast<ResourceRole>(r);
+    if (candidate.prediction.busy[static_cast<std::size_t>(r)] == Seconds()) continue;
+    const double then = predictor.step_with(candidate.plan, role, 0.5).base();
+    if (now / then >= kWorthSaying) all.push_back({"twice the " + role_name(role, answer.request.machine), now / then});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Advice& a, const Advice& b) { return a.speedup > b.speedup; });
+  return all;
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,291 @@
+#include "planner/searcher.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "models/error.h"
+#include "models/lower.h"
+
+namespace zeroplan {
+namespace {
+
+/// Search compares live peaks; the laid-out arena is a little larger. Room kept for that while filling tiers.
+constexpr double kArenaReserve = 0.005;
+constexpr int kRefined = 3;  // kinds refined for each one reported
+
+bool whole_gradients(const Plan& plan) { return plan.zero_stage < 2 || plan.ranks == 1; }
+
+}  // namespace
+
+Searcher::Searcher(const Request& request, const Workload& workload)
+    : request_(request), workload_(workload), predictor_(request.model, request.machine) {}
+
+Searcher::Kind Searcher::kind_of(const Plan& p) {
+  const auto farthest = [](const Placement& x) { return x.nvme > 0 ? Tier::nvme : x.host > 0 ? Tier::host : Tier::hbm; };
+  return {p.zero_stage, p.shard_ranks, farthest(p.parameters), farthest(p.optimizer), p.gradients, p.update, p.recompute,
+          p.precision.split_master};
+}
+
+Bytes Searcher::gpu_budget() const { return (1 - request_.margin) * request_.machine.gpu.memory; }
+Bytes Searcher::host_budget_per_rank() const {
+  return (1 - request_.margin) / request_.machine.gpus_per_node * request_.machine.usable_dram();
+}
+
+Prediction Searcher::evaluate(const Plan& plan) {
+  ++stats_.evaluated;
+  return predictor_.predict(plan, Detail::live);
+}
+
+bool Searcher::better(const Prediction& a, const Prediction& b) const {
+  if (request_.objective == Objective::memory) {
+    // Least of the scarce memory; equal memory by time.
+    if (a.gpu.peak != b.gpu.peak) return a.gpu.peak < b.gpu.peak;
+  }
+  // One machine has one price: the fastest plan is the cheapest.
+  return a.step < b.step;
+}
+
+std::vector<Candidate> Searcher::ranked() const {
+  std::vector<Candidate> all;
+  for (const auto& [kind, candidate] : best_) all.push_back(candidate);
+  std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
+  return all;
+}
+
+/// Step time that a new plan must beat to matter: that of the last kind that could still be reported.
+double Searcher::cut() const {
+  if (request_.objective == Objective::memory) return std::numeric_limits<double>::infinity();
+  std::vector<double> steps;
+  for (const auto& [kind, candidate] : best_) steps.push_back(candidate.prediction.step.base());
+  const auto enough = static_cast<std::size_t>(kRefined * request_.top_k);
+  if (steps.size() < enough) return std::numeric_limits<double>::infinity();
+  std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(enough - 1), steps.end());
+  return steps[enough - 1];
+}
+
+std::vector<Candidate> Searcher::run() {
+  explore(false);
+  // The split master is exact but rounds ties differently: taken up only when states do not all fit in GPU memory.
+  const auto first = ranked();
+  const int blocks = static_cast<int>(request_.model.sequence.size());
+  if (request_.precision == DType::bf16 && (first.empty() || first.front().plan.optimizer.hbm < blocks)) explore(true);
+  std::vector<Candidate> all = ranked();
+  const auto some = std::min(all.size(), static_cast<std::size_t>(kRefined * request_.top_k));
+  all.resize(some);
+  for (Candidate& c : all) refine(c);
+  std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
+  std::vector<Candidate> reported;
+  for (Candidate& c : all) {
+    if (static_cast<int>(reported.size()) == request_.top_k) break;
+    if (lay_out_plan(c)) reported.push_back(std::move(c));
+  }
+  return reported;
+}
+
+void Searcher::explore(bool split_master) {
+  for (Recompute recompute : recomputes_of(request_)) {
+    for (int stage : stages_of(request_)) {
+      for (int group : shard_groups_of(request_, stage)) {
+        for (const OffloadStyle& style : offloads_of(request_, stage)) {
+          explore_batches({stage, group, style, recompute, 1, split_master});
+        }
+      }
+    }
+  }
+}
+
+void Searcher::explore_batches(Choice choice) {
+  const auto batches = micro_batches_of(request_, workload_);
+  stats_.space += batches.size();
+  bool full = false;
+  for (std::int64_t b : batches) {
+    choice.micro_batch = b;
+    // Memory grows with the micro-batch; a single micro-step is another case (gradients need no wider sum).
+    const bool single = b == workload_.per_rank(request_.machine.ranks());
+    if (full && !single) continue;
+    if (try_choice(choice) == Fit::gpu_full && !single) full = true;
+  }
+}
+
+/// States alone exceed the GPU: no need to lower.
+bool Searcher::hopeless(const Plan& plan) const {
+  return predictor_.resident_states(plan)[static_cast<std::size_t>(Memory::hbm)] > gpu_budget();
+}
+
+Searcher::Fit Searcher::try_choice(const Choice& choice) {
+  Plan plan = plan_of(request_, workload_, choice);
+  if (hopeless(plan)) return Fit::gpu_full;
+  const KernelKey key{plan.recompute, plan.micro_batch, whole_gradients(plan)};
+  const auto known = kernel_seconds_.find(key);
+  // Sound: compute runs these kernels one after the other whatever the placement.
+  if (known != kernel_seconds_.end() && known->second * (1 - 1e-9) > cut()) return Fit::no;
+  const bool offloads = choice.offload.optimizer != Tier::hbm;
+  if (offloads && choice.offload.optimizer == Tier::nvme && !choice.offload.whole) {
+    plan.optimizer = Placement::all(Tier::host, plan.optimizer.total());
+  }
+  Prediction p = evaluate(plan);
+  kernel_seconds_.try_emplace(key, p.time.compute.base());
+  if (p.gpu.peak > gpu_budget()) return Fit::gpu_full;
+  if (offloads && !choice.offload.whole) {
+    if (!spread(plan, choice.offload, p)) return Fit::no;
+    p = evaluate(plan);
+  }
+  if (!fits(p, request_.margin)) return Fit::no;
+  keep(plan, p);
+  return Fit::yes;
+}
+
+void Searcher::keep(const Plan& plan, const Prediction& prediction) {
+  auto [it, fresh] = best_.try_emplace(kind_of(plan), Candidate{plan, prediction});
+  if (!fresh && better(prediction, it->second.prediction)) it->second = {plan, prediction};
+}
+
+/// Bytes of one rank's weights or optimizer states, block by block.
+std::vector<double> Searcher::block_bytes(const Plan& plan, bool optimizer) const {
+  std::vector<double> bytes;
+  std::map<int, FlatLayout> layouts;
+  for (int kind : request_.model.sequence) {
+    auto [it, fresh] = layouts.try_emplace(kind);
+    if (fresh) it->second = flat_layout(request_.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
+    bytes.push_back(static_cast<double>(it->second.shard) *
+                    (optimizer ? plan.precision.optimizer_bytes_per_parameter() : size_of(plan.precision.weights)));
+  }
+  return bytes;
+}
+
+/// Uses what is left: blocks go back to the GPU while they fit, the rest to the host, and what the host cannot hold to
+/// disk. `all_host` is the prediction with every optimizer block on the host. False when it cannot fit.
+bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& all_host) const {
+  const auto states = block_bytes(plan, true);
+  const int blocks = static_cast<int>(states.size());
+  double total = 0, largest = 0;
+  for (double s : states) total += s, largest = std::max(largest, s);
+  const double gpu_room = (gpu_budget() - all_host.gpu.peak).base() - kArenaReserve * all_host.lower_bound.base();
+  const double host_used = all_host.host ? all_host.host->peak.base() / request_.machine.gpus_per_node : 0;
+  double host_room = host_budget_per_rank().base() - (host_used - total);
+
+  int on_gpu = 0;
+  double moved = 0;
+  if (style.parameters == Tier::hbm) {
+    while (on_gpu < blocks && moved + states[static_cast<std::size_t>(on_gpu)] <= gpu_room) moved += states[static_cast<std::size_t>(on_gpu++)];
+  } else if (!style.whole) {
+    // Weights come back first: they cross PCIe several times a step.
+    const auto weights = block_bytes(plan, false);
+    double used = 0;
+    int k = 0;
+    while (k < blocks && used + weights[static_cast<std::size_t>(k)] <= gpu_room) used += weights[static_cast<std::size_t>(k++)];
+    if (k == blocks) return false;  // then nothing needs to leave: another style
+    (style.parameters == Tier::host ? plan.parameters.host : plan.parameters.nvme) = blocks - k;
+    plan.parameters.hbm = k;
+    if (style.parameters == Tier::host) host_room += used;
+  }
+  if (on_gpu == blocks) return false;
+  if (total - moved <= host_room) {
+    if (style.optimizer == Tier::nvme) return false;  // the host style covers it
+    plan.optimizer = {on_gpu, blocks - on_gpu, 0};
+    return true;
+  }
+  if (style.optimizer != Tier::nvme) return false;
+  host_room -= 3 * largest;  // slots between disk and Adam
+  int on_host = 0;
+  double held = 0;
+  while (on_gpu + on_host < blocks && held + states[static_cast<std::size_t>(on_gpu + on_host)] <= host_room) {
+    held += states[static_cast<std::size_t>(on_gpu + on_host++)];
+  }
+  plan.optimizer = {on_gpu, on_host, blocks - on_gpu - on_host};
+  return true;
+}
+
+// --- refinement --------------------------------------------------------------------------------------
+
+void Searcher::refine(Candidate& c) {
+  refine_recompute(c);
+  refine_prefetch(c);
+}
+
+/// The fewest layers that must recompute: fewer means less work and more memory, both steadily.
+void Searcher::refine_recompute(Candidate& c) {
+  if (c.plan.recompute == Recompute::none || request_.objective == Objective::memory || request_.constraints.recompute) return;
+  int enough = c.plan.recompute_layers, too_few = 0;
+  while (enough - too_few > 1) {
+    const int middle = (enough + too_few) / 2;
+    Plan plan = c.plan;
+    plan.recompute_layers = middle;
+    const Prediction p = evaluate(plan);
+    const bool ok = fits(p, request_.margin + kArenaReserve);
+    if (ok && better(p, c.prediction)) c = {plan, p};
+    (ok ? enough : too_few) = middle;
+  }
+}
+
+void Searcher::refine_prefetch(Candidate& c) {
+  if (c.plan.zero_stage < 3) return;
+  for (int layers : {0, 2}) {
+    Plan plan = c.plan;
+    plan.prefetch_layers = layers;
+    const Prediction p = evaluate(plan);
+    if (fits(p, request_.margin) && better(p, c.prediction)) c = {plan, p};
+  }
+}
+
+/// The reported figures come from the laid-out arena. When its gaps do not fit, states move one block further out.
+bool Searcher::lay_out_plan(Candidate& c) {
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    c.prediction = predictor_.predict(c.plan, Detail::laid_out);
+    if (fits(c.prediction, request_.margin)) return true;
+    const bool style_fixed = request_.constraints.offload.has_value();
+    if (c.plan.optimizer.hbm > 0 && c.plan.optimizer.host > 0 && !style_fixed) {
+      --c.plan.optimizer.hbm, ++c.plan.optimizer.host;
+    } else if (c.plan.parameters.hbm > 0 && c.plan.parameters.host > 0 && !style_fixed) {
+      --c.plan.parameters.hbm, ++c.plan.parameters.host;
+    } else if (c.plan.recompute != Recompute::none && c.plan.recompute_layers < static_cast<int>(request_.model.num_layers)) {
+      ++c.plan.recompute_layers;
+    } else {
+      return false;
+    }
+  }
+  return false;
+}
+
+// --- nothing fits ------------------------------------------------------------------------------------
+
+Candidate Searcher::nearest() {
+  const auto lack = [&](const Prediction& p) {
+    const auto over = [&](const TierMemory& t) { return std::max(0.0, (t.peak - (1 - request_.margin) * t.capacity).base()); };
+    const double node = request_.machine.gpus_per_node;
+    return node * over(p.gpu) + (p.host ? over(*p.host) : 0) + (p.nvme ? over(*p.nvme) : 0);
+  };
+  std::optional<Candidate> best;
+  double least = 0;
+  const std::int64_t batch = micro_batches_of(request_, workload_).front();
+  for (Recompute recompute : recomputes_of(request_)) {
+    for (int stage : stages_of(request_)) {
+      for (int group : shard_groups_of(request_, stage)) {
+        for (const OffloadStyle& style : offloads_of(request_, stage)) {
+          Plan plan = plan_of(request_, workload_, {stage, group, style, recompute, batch, false});
+          Prediction p = evaluate(plan);
+          if (style.optimizer != Tier::hbm && !style.whole && style.parameters == Tier::hbm) {
+            // Fill the GPU as far as it goes; the host takes the rest whether it can or not.
+            Plan filled = plan;
+            const auto states = block_bytes(plan, true);
+            double room = (gpu_budget() - p.gpu.peak).base() - kArenaReserve * p.lower_bound.base();
+            int k = 0;
+            while (k < static_cast<int>(states.size()) && states[static_cast<std::size_t>(k)] <= room) room -= states[static_cast<std::size_t>(k++)];
+            (style.optimizer == Tier::host ? filled.optimizer.host : filled.optimizer.nvme) -= k;
+            filled.optimizer.hbm += k;
+            if (k > 0) {
+              const Prediction q = evaluate(filled);
+              if (lack(q) < lack(p)) plan = filled, p = q;
+            }
+          }
+          if (!best || lack(p) < least) least = lack(p), best = Candidate{plan, p, false};
+        }
+      }
+    }
+  }
+  if (!best) throw InputError("no plan exists in this space: --offload needs --zero 1 or higher (optimizer) or 3 (parameters), and NVMe a --nvme");
+  best->prediction = predictor_.predict(best->plan, Detail::laid_out);
+  return *best;
+}
+
+}  // namespace zeroplan
