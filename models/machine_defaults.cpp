@@ -177,6 +177,12 @@ class Completion {
 
   void set_nvme() {
     if (node_.nvme_stated && node_.drives == 0) return;
+    // A template is a typical box: the drives it lists from memory are no fact about anybody's machine.
+    const auto& recalled = machine_.recalled;
+    if (machine_.kind == "on-prem template" && std::find(recalled.begin(), recalled.end(), "nvme") != recalled.end()) {
+      assume("NVMe", "none", "the template's drives are only typical; --nvme states yours");
+      return;
+    }
     if (!node_.nvme_stated || (!node_.drives && !node_.nvme_capacity)) {
       assume("NVMe", "none", "none unless the node or --nvme states it");
       return;

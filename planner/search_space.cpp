@@ -130,13 +130,13 @@ std::vector<std::int64_t> micro_batches_of(const Request& request, const Workloa
 
 namespace {
 
-Precision precision_of(const Request& request, bool split_master, std::int64_t accumulation) {
+Precision precision_of(const Request& request, const Choice& choice, std::int64_t accumulation) {
   Precision p;
   p.weights = p.gradients = request.precision;
   p.master = request.precision != DType::fp32;
-  p.split_master = split_master;
+  p.split_master = choice.split_master;
   // Many gradients of a 16-bit type lose small ones; a single one needs no wider sum.
-  p.accumulation = accumulation > 1 ? DType::fp32 : p.gradients;
+  p.accumulation = accumulation > 1 && !choice.narrow_sum ? DType::fp32 : p.gradients;
   return p;
 }
 
@@ -152,7 +152,7 @@ Plan plan_of(const Request& request, const Workload& workload, const Choice& cho
   plan.seq_len = workload.seq_len;
   plan.micro_batch = choice.micro_batch;
   plan.accumulation = workload.per_rank(plan.ranks) / choice.micro_batch;
-  plan.precision = precision_of(request, choice.split_master, plan.accumulation);
+  plan.precision = precision_of(request, choice, plan.accumulation);
   plan.optimizer = Placement::all(choice.offload.optimizer, blocks);
   plan.parameters = Placement::all(choice.offload.parameters, blocks);
   plan.gradients = choice.offload.gradients;

@@ -25,6 +25,7 @@ struct Choice {
   Recompute recompute = Recompute::none;
   std::int64_t micro_batch = 1;
   bool split_master = false;
+  bool narrow_sum = false;  // gradients of several micro-steps summed in the 16-bit type
 };
 
 struct Workload {

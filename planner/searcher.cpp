@@ -11,7 +11,9 @@ namespace {
 
 /// Search compares live peaks; the laid-out arena is a little larger. Room kept for that while filling tiers.
 constexpr double kArenaReserve = 0.005;
-constexpr int kRefined = 3;  // kinds refined for each one reported
+constexpr int kRefined = 3;   // kinds of one family that are refined
+/// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
+constexpr double kGpuLackWeight = 8;
 
 bool whole_gradients(const Plan& plan) { return plan.zero_stage < 2 || plan.ranks == 1; }
 
@@ -20,10 +22,18 @@ bool whole_gradients(const Plan& plan) { return plan.zero_stage < 2 || plan.rank
 Searcher::Searcher(const Request& request, const Workload& workload)
     : request_(request), workload_(workload), predictor_(request.model, request.machine) {}
 
+namespace {
+
+Tier farthest(const Placement& p) { return p.nvme > 0 ? Tier::nvme : p.host > 0 ? Tier::host : Tier::hbm; }
+
+}  // namespace
+
+Searcher::Family Searcher::family_of(const Plan& p) {
+  return {p.zero_stage, p.shard_ranks, farthest(p.parameters), farthest(p.optimizer), p.gradients};
+}
+
 Searcher::Kind Searcher::kind_of(const Plan& p) {
-  const auto farthest = [](const Placement& x) { return x.nvme > 0 ? Tier::nvme : x.host > 0 ? Tier::host : Tier::hbm; };
-  return {p.zero_stage, p.shard_ranks, farthest(p.parameters), farthest(p.optimizer), p.gradients, p.update, p.recompute,
-          p.precision.split_master};
+  return std::tuple_cat(family_of(p), std::make_tuple(p.update, p.recompute, p.precision.split_master));
 }
 
 Bytes Searcher::gpu_budget() const { return (1 - request_.margin) * request_.machine.gpu.memory; }
@@ -52,13 +62,20 @@ std::vector<Candidate> Searcher::ranked() const {
   return all;
 }
 
-/// Step time that a new plan must beat to matter: that of the last kind that could still be reported.
+/// Step time that a new plan must beat to matter: that of the last family that could still be reported, and one more
+/// because refining may change the order.
 double Searcher::cut() const {
-  if (request_.objective == Objective::memory) return std::numeric_limits<double>::infinity();
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  if (request_.objective == Objective::memory) return kNone;
+  std::map<Family, double> fastest;
+  for (const auto& [kind, candidate] : best_) {
+    double& step = fastest.try_emplace(family_of(candidate.plan), kNone).first->second;
+    step = std::min(step, candidate.prediction.step.base());
+  }
+  const auto enough = static_cast<std::size_t>(request_.top_k + 1);
+  if (fastest.size() < enough) return kNone;
   std::vector<double> steps;
-  for (const auto& [kind, candidate] : best_) steps.push_back(candidate.prediction.step.base());
-  const auto enough = static_cast<std::size_t>(kRefined * request_.top_k);
-  if (steps.size() < enough) return std::numeric_limits<double>::infinity();
+  for (const auto& [family, step] : fastest) steps.push_back(step);
   std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(enough - 1), steps.end());
   return steps[enough - 1];
 }
@@ -69,25 +86,43 @@ std::vector<Candidate> Searcher::run() {
   const auto first = ranked();
   const int blocks = static_cast<int>(request_.model.sequence.size());
   if (request_.precision == DType::bf16 && (first.empty() || first.front().plan.optimizer.hbm < blocks)) explore(true);
-  std::vector<Candidate> all = ranked();
-  const auto some = std::min(all.size(), static_cast<std::size_t>(kRefined * request_.top_k));
-  all.resize(some);
+  // Summing many micro-steps in 16 bits loses small gradients: only when nothing fits otherwise.
+  if (request_.precision != DType::fp32 && best_.empty()) {
+    explore(false, true);
+    if (request_.precision == DType::bf16 && best_.empty()) explore(true, true);
+  }
+  // The few best of the families that can be reported.
+  std::vector<Candidate> all;
+  std::map<Family, int> taken;
+  for (Candidate& c : ranked()) {
+    const Family family = family_of(c.plan);
+    if (!taken.contains(family) && static_cast<int>(taken.size()) > request_.top_k) continue;
+    if (taken[family]++ < kRefined) all.push_back(std::move(c));
+  }
   for (Candidate& c : all) refine(c);
   std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
+  return report(std::move(all));
+}
+
+/// Lays out the best ones until `top_k` stand. Alternatives must differ in stage or in where states live: a few layers more
+/// or less recomputed is no alternative.
+std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
   std::vector<Candidate> reported;
   for (Candidate& c : all) {
     if (static_cast<int>(reported.size()) == request_.top_k) break;
+    const auto same = [&](const Candidate& r) { return family_of(r.plan) == family_of(c.plan); };
+    if (std::any_of(reported.begin(), reported.end(), same)) continue;
     if (lay_out_plan(c)) reported.push_back(std::move(c));
   }
   return reported;
 }
 
-void Searcher::explore(bool split_master) {
+void Searcher::explore(bool split_master, bool narrow_sum) {
   for (Recompute recompute : recomputes_of(request_)) {
     for (int stage : stages_of(request_)) {
       for (int group : shard_groups_of(request_, stage)) {
         for (const OffloadStyle& style : offloads_of(request_, stage)) {
-          explore_batches({stage, group, style, recompute, 1, split_master});
+          explore_batches({stage, group, style, recompute, 1, split_master, narrow_sum});
         }
       }
     }
@@ -253,7 +288,7 @@ Candidate Searcher::nearest() {
   const auto lack = [&](const Prediction& p) {
     const auto over = [&](const TierMemory& t) { return std::max(0.0, (t.peak - (1 - request_.margin) * t.capacity).base()); };
     const double node = request_.machine.gpus_per_node;
-    return node * over(p.gpu) + (p.host ? over(*p.host) : 0) + (p.nvme ? over(*p.nvme) : 0);
+    return kGpuLackWeight * node * over(p.gpu) + (p.host ? over(*p.host) : 0) + (p.nvme ? over(*p.nvme) : 0);
   };
   std::optional<Candidate> best;
   double least = 0;
@@ -262,7 +297,7 @@ Candidate Searcher::nearest() {
     for (int stage : stages_of(request_)) {
       for (int group : shard_groups_of(request_, stage)) {
         for (const OffloadStyle& style : offloads_of(request_, stage)) {
-          Plan plan = plan_of(request_, workload_, {stage, group, style, recompute, batch, false});
+          Plan plan = plan_of(request_, workload_, {stage, group, style, recompute, batch, false, false});
           Prediction p = evaluate(plan);
           if (style.optimizer != Tier::hbm && !style.whole && style.parameters == Tier::hbm) {
             // Fill the GPU as far as it goes; the host takes the rest whether it can or not.

@@ -26,10 +26,13 @@ class Searcher {
   /// Plans that differ here are different plans; within one kind only the best is kept.
   using Kind = std::tuple<int, int, Tier, Tier, Tier, UpdateOn, Recompute, bool>;
   static Kind kind_of(const Plan& plan);
+  /// Alternatives that are reported differ here: in stage, group, or where states live.
+  using Family = std::tuple<int, int, Tier, Tier, Tier>;
+  static Family family_of(const Plan& plan);
   /// What decides how long the kernels of a step take, whatever the placement: the key of the lower bound.
   using KernelKey = std::tuple<Recompute, std::int64_t, bool>;
 
-  void explore(bool split_master);
+  void explore(bool split_master, bool narrow_sum = false);
   void explore_batches(Choice choice);
   enum class Fit { yes, gpu_full, no };
   Fit try_choice(const Choice& choice);
@@ -41,6 +44,7 @@ class Searcher {
   double cut() const;
 
   std::vector<Candidate> ranked() const;
+  std::vector<Candidate> report(std::vector<Candidate> all);
   void refine(Candidate& candidate);
   void refine_recompute(Candidate& candidate);
   void refine_prefetch(Candidate& candidate);
