@@ -151,9 +151,16 @@ class Emitter {
     for (int i = 1; i < num_blocks(); ++i) tied_ = tied_ || block(i).uses_tied;
     for (int i = 0; i < num_blocks(); ++i) uses_.push_back(i);
     for (int i = num_blocks() - 2; i > 0; --i) uses_.push_back(i);
+    if (backward_reads_weights(block(0))) uses_.push_back(0);
     alloc_work_ = builder_.work(Alloc{});
     free_work_ = builder_.work(Free{});
     join_work_ = builder_.work(Join{});
+  }
+
+  /// A table's backward only writes its gradient; a norm behind it (BLOOM, BERT) reads its scale again.
+  bool backward_reads_weights(const Block& b) const {
+    const auto& ops = kind_of(b).ops;
+    return std::any_of(ops.begin(), ops.end(), [](const GraphOp& op) { return !op.inputs.empty() && !op.tensors.empty(); });
   }
 
   /// Elements of the accumulated gradient that a rank holds.
@@ -513,7 +520,7 @@ class Emitter {
     Block& b = block(i);
     const BlockKind& kind = kind_of(b);
     Gather g;
-    if (i > 0) g = take_gather(i, true);
+    if (i > 0 || uses_.back() == 0) g = take_gather(i, true);
     const Instance& made = instance(b);
     if (kind.ends_encoder) leave_decoder(i);
     if (made.program->memory_gradient >= 0) {

@@ -46,7 +46,10 @@ OpRef ScheduleBuilder::add(Stream stream, Phase phase, int block, WorkId work, s
     schedule_.edges_.push_back(ref);
     ++op.num_edges;
   }
-  for (const Operand& operand : operands) schedule_.operands_.push_back(operand);
+  for (const Operand& operand : operands) {
+    if (operand.buffer.index >= schedule_.buffers_.size()) throw std::logic_error("schedule: an operand that was not declared");
+    schedule_.operands_.push_back(operand);
+  }
   op.num_operands = static_cast<std::uint16_t>(operands.size());
   schedule_.ops_.push_back(op);
   return {static_cast<std::uint32_t>(schedule_.ops_.size() - 1)};

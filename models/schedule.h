@@ -223,7 +223,8 @@ class ScheduleBuilder {
   /// Rounds the size up to kBufferAlignment.
   BufferId declare(Buffer buffer);
   WorkId work(Work work);
-  /// Edges that are none() are dropped. Throws std::logic_error on an edge to a later op.
+  /// Edges that are none() are dropped. Throws std::logic_error on an edge to a later op or an operand
+  /// that was not declared.
   OpRef add(Stream stream, Phase phase, int block, WorkId work, std::span<const OpRef> after,
             std::span<const Operand> operands);
 
