@@ -1,0 +1,148 @@
+#include "cli/files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "models/error.h"
+#include "models/json_reader.h"
+
+namespace zeroplan {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const fs::path& path, std::string_view expected, int code) {
+  throw InputError(fmt::format("{}: expected {} ({})", path.string(), expected, std::strerror(code)));
+}
+
+/// Closes on every path.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int number() const { return number_; }
+  /// The code of close(), which may be the first to tell of a full disk.
+  int close() { return ::close(std::exchange(number_, -1)) == 0 ? 0 : errno; }
+
+ private:
+  int number_;
+};
+
+/// Throws InputError; the file may be there in part then.
+void write_file(const fs::path& path, const std::string& text, bool executable) {
+  constexpr mode_t kReadable = 0666;
+  constexpr mode_t kExecutable = 0777;
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, executable ? kExecutable : kReadable));
+  if (file.number() < 0) fail(path, "a file that can be written", errno);
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t count = ::write(file.number(), text.data() + done, text.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(path, "room for the file", errno);
+    done += static_cast<std::size_t>(count);
+  }
+  if (const int code = file.close(); code != 0) fail(path, "room for the file", code);
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(fs::symlink_status(path, ignored));
+}
+
+fs::path temporary(const fs::path& folder, const std::string& name) {
+  return folder / fmt::format(".{}.{}.tmp", name, ::getpid());
+}
+
+}  // namespace
+
+std::string read_text_file(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.number() < 0) fail(path, "a file that can be read", errno);
+  struct stat status {};
+  if (::fstat(file.number(), &status) != 0) fail(path, "a file that can be read", errno);
+  if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: expected a regular file", path));
+  std::string text;
+  char block[1 << 16];
+  while (true) {
+    const ssize_t count = ::read(file.number(), block, sizeof block);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(path, "a file that can be read", errno);
+    if (count == 0) return text;
+    text.append(block, static_cast<std::size_t>(count));
+    if (text.size() > kMaxJsonBytes) throw InputError(fmt::format("{}: expected at most 16 MiB", path));
+  }
+}
+
+OutputFolder::OutputFolder(const std::string& path, bool overwrite) : path_(path), overwrite_(overwrite) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path folder = path_.lexically_normal(); !folder.empty() && !is_there(folder); folder = folder.parent_path()) {
+    if (folder.has_filename()) missing.push_back(folder);
+    if (folder == folder.parent_path()) break;
+  }
+  const auto give_up = [&](std::string_view expected, int code) {
+    for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), error);
+    fail("--out: " + path, expected, code);
+  };
+  for (; !missing.empty(); missing.pop_back()) {
+    if (!fs::create_directory(missing.back(), error)) give_up("a folder that can be made", error.value());
+    made_.push_back(missing.back());
+  }
+  if (!fs::is_directory(path_, error)) give_up("a folder", error ? error.value() : ENOTDIR);
+  if (::access(path_.c_str(), W_OK | X_OK) != 0) give_up("a folder that can be written", errno);
+}
+
+OutputFolder::~OutputFolder() {
+  if (kept_) return;
+  std::error_code ignored;
+  for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), ignored);
+}
+
+void OutputFolder::refuse_existing(const std::vector<std::string>& names) const {
+  if (overwrite_) return;
+  for (const std::string& name : names) {
+    if (is_there(path_ / name)) {
+      throw InputError(fmt::format("--out: {} is there already; --force overwrites it", (path_ / name).string()));
+    }
+  }
+}
+
+void OutputFolder::write(const std::vector<ExportFile>& files) {
+  std::vector<std::string> names;
+  for (const ExportFile& file : files) names.push_back(file.name);
+  refuse_existing(names);
+  std::vector<fs::path> to_remove;
+  std::error_code ignored;
+  try {
+    for (const ExportFile& file : files) {
+      to_remove.push_back(temporary(path_, file.name));
+      write_file(to_remove.back(), file.text, file.executable);
+    }
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      const fs::path target = path_ / files[i].name;
+      const bool fresh = !is_there(target);
+      std::error_code error;
+      fs::rename(to_remove[i], target, error);
+      if (error) fail(target, "a file that can be written", error.value());
+      to_remove[i] = fresh ? target : fs::path();  // an overwritten file cannot be brought back
+    }
+  } catch (...) {
+    for (const fs::path& path : to_remove) {
+      if (!path.empty()) fs::remove(path, ignored);
+    }
+    throw;
+  }
+  kept_ = true;
+}
+
+}  // namespace zeroplan

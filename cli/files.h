@@ -1,0 +1,37 @@
+#pragma once
+// Files that the user named. Failures are InputError: a path given by the user is input (spec section 3).
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "planner/exports.h"
+
+namespace zeroplan {
+
+/// The whole text of a regular file of at most kMaxJsonBytes. Throws InputError.
+std::string read_text_file(const std::string& path);
+
+/// A folder that will get files, written whole or not at all.
+class OutputFolder {
+ public:
+  /// Makes the folder, with its parents, and proves that it can be written: before any work is done. What it made is
+  /// removed by the destructor if nothing was written. Throws InputError.
+  OutputFolder(const std::string& path, bool overwrite);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  /// Throws InputError naming the first of these files that is there, unless `overwrite`.
+  void refuse_existing(const std::vector<std::string>& names) const;
+  /// All files under temporary names first, then renamed. Throws InputError; nothing new is left behind then.
+  void write(const std::vector<ExportFile>& files);
+
+ private:
+  std::filesystem::path path_;
+  std::vector<std::filesystem::path> made_;  // folders, outermost first
+  bool overwrite_;
+  bool kept_ = false;
+};
+
+}  // namespace zeroplan

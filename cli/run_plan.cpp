@@ -1,0 +1,109 @@
+// zeroplan plan: the search, its report, its files.
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "cli/command_line.h"
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/terminal.h"
+#include "cli/workload.h"
+#include "planner/exports.h"
+#include "planner/report.h"
+#include "planner/report_json.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr std::int64_t kMostPlans = 1000;
+constexpr std::string_view kExample =
+    "Example:\n  zeroplan plan --model 70B --gpus 4xA100-80G --host-memory 1TiB --out plan70b";
+
+struct PlanFlags {
+  WorkloadFlags workload;
+  MachineFlags machine;
+  std::string top, out;
+  bool json = false, force = false;
+
+  void add_to(CommandLine& line) {
+    workload.add_to(line);
+    line.value("--top", "K", "How many different plans are shown [3]", top);
+    machine.add_to(line);
+    line.group("Output");
+    line.value("--out", "DIR", "Write plan.json, deepspeed.json, accelerate_fsdp.yaml and launch.sh there", out);
+    line.toggle("--force", "Overwrite files of an earlier --out", force);
+    line.toggle("--json", "JSON with stable keys on stdout", json);
+  }
+
+  Request request() const {
+    Request result = workload.request();
+    if (!top.empty()) result.top_k = static_cast<int>(parse_integer(top, "--top", 1, kMostPlans));
+    result.machine = machine.resolve();
+    return result;
+  }
+};
+
+/// A word as a shell reads it back.
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=./:,@%+";
+  if (word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string command_of(const Arguments& arguments) {
+  std::string command = "zeroplan plan";
+  for (const std::string& argument : arguments) command += " " + shell_quoted(argument);
+  return command;
+}
+
+/// Returns the names of the files.
+std::vector<std::string> write_files(OutputFolder& folder, const Candidate& best, const Answer& answer) {
+  std::vector<std::string> names;
+  const std::vector<ExportFile> files = export_files(best, answer);
+  folder.write(files);
+  for (const ExportFile& file : files) names.push_back(file.name);
+  return names;
+}
+
+}  // namespace
+
+Outcome run_plan(const Arguments& arguments) {
+  CommandLine line("plan",
+                   "Find the training configuration that fits and is fastest. The default command: zeroplan --model ...",
+                   kExample);
+  PlanFlags flags;
+  flags.add_to(line);
+  if (!line.parse(arguments)) return {line.help(), {}, kDone};
+  const Request request = flags.request();
+  std::optional<OutputFolder> folder;
+  if (!flags.out.empty()) folder.emplace(flags.out, flags.force);
+  if (folder) folder->refuse_existing({"plan.json", "deepspeed.json", "accelerate_fsdp.yaml", "launch.sh"});
+
+  const Answer answer = search(request);
+  const Candidate* best = answer.feasible ? best_of(answer) : nullptr;
+  Outcome outcome;
+  outcome.exit_code = best != nullptr ? kDone : kNothingFits;
+  for (const std::string& warning : answer.warnings) outcome.notes.push_back("warning: " + warning);
+  PlanReport extra;
+  extra.num_tokens = flags.workload.num_tokens();
+  extra.command = command_of(arguments);
+  if (folder && best != nullptr) {
+    extra.written = write_files(*folder, *best, answer);
+    extra.written_to = shell_quoted(flags.out);
+    for (const std::string& note : export_notes(*best, answer)) outcome.notes.push_back("note: " + note);
+  } else if (folder) {
+    outcome.notes.push_back(fmt::format("--out: nothing fits, nothing was written to {}", flags.out));
+  }
+  if (flags.json) {
+    outcome.out = plan_json(answer, extra.num_tokens);
+  } else {
+    if (best != nullptr) extra.advice = advise(answer, *best);
+    outcome.out = report_plan(answer, extra, stdout_style());
+  }
+  return outcome;
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,194 @@
+#include "cli/workload.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "cli/values.h"
+#include "models/error.h"
+
+namespace zeroplan {
+namespace {
+
+// Bounds of check_plan() (models/plan.cpp); a global batch has none there.
+constexpr std::int64_t kLongestSequence = std::int64_t{1} << 26;
+constexpr std::int64_t kLargestMicroBatch = std::int64_t{1} << 20;
+constexpr std::int64_t kLargestBatch = std::int64_t{1} << 30;
+constexpr std::int64_t kMostNodes = 65536;
+constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
+constexpr Bytes kLargestMemory = Bytes(1024 * kTiB);  // of a node; catches a wrong unit
+constexpr std::string_view kLaterEngines = "not built yet; \"zeroplan\" is the engine that can be planned";
+
+std::string model_with_lora(ModelSpec& model, const std::string& trainable) {
+  const std::int64_t rank = parse_trainable(trainable, "--trainable");
+  if (rank == 0) return "";
+  apply_lora(model, rank);
+  return fmt::format("--trainable {}: planned from a later version on ({} of {} parameters would be trained); only "
+                     "\"all\" can be planned now",
+                     trainable, format_count(model.trainable_parameters()), format_count(model.parameters()));
+}
+
+void require_named(const std::string& text, std::string_view flag, std::string_view expected) {
+  if (text.empty()) throw InputError(fmt::format("{}: expected {}, got nothing; see --help", flag, expected));
+}
+
+/// `--gpus` beside `--machine`: "4" or "4xA100-80G" of that very GPU.
+int ranks_on(const MachineSpec& machine, const std::string& text) {
+  if (text.find_first_of("xX") == std::string::npos) {
+    return static_cast<int>(parse_integer(text, "--gpus", 1, kMostRanks));
+  }
+  const GpuRequest request = parse_gpu_request(text);
+  if (request.gpu != machine.gpu.name) {
+    throw InputError(fmt::format("--gpus: expected the GPU of --machine {}, {}, got {}", machine.name,
+                                 machine.gpu.name, request.gpu));
+  }
+  return request.count;
+}
+
+/// Uses `per_node` of the node's GPUs.
+void use_part(MachineSpec& machine, int per_node) {
+  if (per_node == machine.gpus_per_node) return;
+  if (per_node < machine.gpus_per_node) {
+    machine.assumptions.push_back({"GPUs used", fmt::format("{} of the {} of a node", per_node, machine.gpus_per_node),
+                                   "--gpus; host memory, disks and price are those of the whole node"});
+  }
+  machine.gpus_per_node = per_node;
+  if (per_node == 1) {
+    machine.interconnect = Interconnect::single;
+  } else if (machine.interconnect == Interconnect::single) {
+    machine.interconnect = Interconnect::root_complex;  // ranks of a host without GPUs share its memory
+  }
+}
+
+/// With a machine given, --gpus counts ranks (spec section 3).
+void set_ranks(MachineSpec& machine, int ranks, std::optional<int> nodes) {
+  const int most = machine.host_device ? ranks : machine.gpus_per_node;
+  const int num_nodes = nodes ? *nodes : ranks <= most ? 1 : ranks / most;
+  if (ranks % num_nodes != 0 || ranks / num_nodes > most) {
+    throw InputError(fmt::format("--gpus: expected 1 to {} GPUs a node of {}, evenly on the nodes, got {} on {}", most,
+                                 machine.name, ranks, num_nodes == 1 ? "1 node" : fmt::format("{} nodes", num_nodes)));
+  }
+  use_part(machine, ranks / num_nodes);
+  set_nodes(machine, num_nodes);
+}
+
+}  // namespace
+
+void WorkloadFlags::add_to(CommandLine& line) {
+  line.group("Workload");
+  line.value("--model", "MODEL",
+             "Catalog name, size (70B), config.json or its directory; required", model);
+  line.value("--seq-len", "TOKENS", "Tokens of a sequence [the smaller of 4096 and the model's maximum]", seq_len);
+  line.value("--global-batch", "SEQUENCES", "Sequences a step, all GPUs together [512 Ki tokens]", global_batch);
+  line.value("--precision", "TYPE", "bf16, fp16 or fp32 weights and compute [bf16]", precision);
+  line.value("--trainable", "WHAT", "all, or lora:r=16 (from a later version on) [all]", trainable);
+  line.value("--tokens", "COUNT", "Tokens of the whole run, for hours and cost: 300B, 1T, 2e12", tokens);
+  line.group("Fixed choices (what is not given is searched)");
+  line.value("--zero", "STAGES", "0, 1, 2 or 3; several (0,1,2,3) give one row each", zero);
+  line.value("--offload", "WHAT[:TIER]", "none, optimizer, parameters or all; to cpu [cpu] or nvme", offload);
+  line.value("--recompute", "WHAT", "none, selective or full", recompute);
+  line.value("--micro-batch", "SEQUENCES", "Sequences a GPU and micro-step", micro_batch);
+  line.value("--engine", "ENGINE", "zeroplan; deepspeed and fsdp2 from a later version on [zeroplan]", engine);
+  line.group("Search");
+  line.value("--objective", "WHAT", "time, cost or memory [time]", objective);
+  line.value("--margin", "PERCENT", "Part of every memory that stays free [5%]", margin);
+}
+
+Request WorkloadFlags::request() const {
+  require_named(model, "--model", "a model such as 70B");
+  Request request;
+  if (!seq_len.empty()) request.seq_len = parse_integer(seq_len, "--seq-len", 1, kLongestSequence);
+  if (!global_batch.empty()) request.global_batch = parse_integer(global_batch, "--global-batch", 1, kLargestBatch);
+  if (!precision.empty()) request.precision = parse_precision(precision, "--precision");
+  if (!zero.empty()) request.constraints.stages = parse_stages(zero, "--zero");
+  request.per_stage = request.constraints.stages.size() > 1;
+  if (!offload.empty()) request.constraints.offload = parse_offload(offload, "--offload");
+  if (!recompute.empty()) request.constraints.recompute = parse_recompute(recompute, "--recompute");
+  if (!micro_batch.empty()) {
+    request.constraints.micro_batch = parse_integer(micro_batch, "--micro-batch", 1, kLargestMicroBatch);
+  }
+  if (!engine.empty()) request.engine = parse_engine(engine, "--engine");
+  if (request.engine != Engine::zeroplan) throw InputError(fmt::format("--engine {}: {}", engine, kLaterEngines));
+  if (!objective.empty()) request.objective = parse_objective(objective, "--objective");
+  if (!margin.empty()) request.margin = parse_margin(margin, "--margin");
+  num_tokens();
+  request.model = find_model(model);
+  if (!trainable.empty()) {
+    if (const std::string refusal = model_with_lora(request.model, trainable); !refusal.empty()) {
+      throw InputError(refusal);
+    }
+  }
+  return request;
+}
+
+std::optional<double> WorkloadFlags::num_tokens() const {
+  if (tokens.empty()) return std::nullopt;
+  return parse_tokens(tokens, "--tokens");
+}
+
+void MachineFlags::add_to(CommandLine& line) {
+  line.group("Machine");
+  line.value("--gpus", "NxGPU", "GPUs of a node: 4xA100-80G, 8xH100, 2x3090-24G; with --machine: all of them, 4", gpus);
+  line.value("--nodes", "N", "Nodes [1]", nodes);
+  line.value("--machine", "NAME|FILE", "A catalog node (zeroplan machines) or a machine.json", machine);
+  line.value("--host-memory", "SIZE", "Memory installed in a node: 1TiB, 256GB", host_memory);
+  line.value("--nvme", "NxSIZE[@RATE]", "Drives of a node and the read rate of each: 4x2TB@6.5GB/s", nvme);
+}
+
+MachineSpec MachineFlags::resolve() const {
+  std::optional<int> num_nodes;
+  if (!nodes.empty()) num_nodes = static_cast<int>(parse_integer(nodes, "--nodes", 1, kMostNodes));
+  MachineSpec result;
+  if (machine.empty()) {
+    require_named(gpus, "--gpus", "NxGPU such as 4xA100-80G, or --machine");
+    result = machine_for(parse_gpu_request(gpus), num_nodes.value_or(1));
+  } else {
+    result = find_machine(machine);
+    if (!gpus.empty()) {
+      set_ranks(result, ranks_on(result, gpus), num_nodes);
+    } else if (num_nodes) {
+      set_nodes(result, *num_nodes);
+    }
+  }
+  if (!host_memory.empty()) {
+    const Bytes memory = parse_bytes(host_memory, "--host-memory");
+    if (memory < 1_MiB || memory > kLargestMemory) {
+      throw InputError(fmt::format("--host-memory: expected 1MiB to 1024TiB, got \"{}\"", host_memory));
+    }
+    set_host_memory(result, memory);
+  }
+  if (!nvme.empty()) {
+    set_nvme(result, nvme);
+    if (result.nvme.capacity > kLargestMemory) {
+      throw InputError(fmt::format("--nvme: expected at most 1024TiB a node, got \"{}\"", nvme));
+    }
+  }
+  return result;
+}
+
+MachineSpec machine_of_item(std::string_view item) {
+  const std::size_t at = item.rfind('@');
+  const std::string name(item.substr(0, at));
+  if (name.empty()) throw InputError(fmt::format("--hardware: expected NxGPU or a machine, got \"{}\"", item));
+  MachineSpec machine;
+  const std::size_t digits = name.find_first_not_of("0123456789");
+  const bool counted = digits != std::string::npos && digits > 0 && (name[digits] == 'x' || name[digits] == 'X');
+  if (counted) {
+    const std::string rest = name.substr(digits + 1);
+    const std::size_t inner = rest.find_first_not_of("0123456789");
+    const bool nodes = inner != std::string::npos && inner > 0 && (rest[inner] == 'x' || rest[inner] == 'X');
+    machine = nodes ? machine_for(parse_gpu_request(rest),
+                                  static_cast<int>(parse_integer(name.substr(0, digits), "--hardware: nodes", 1,
+                                                                 kMostNodes)))
+                    : machine_for(parse_gpu_request(name), 1);
+  } else {
+    machine = find_machine(name);
+  }
+  if (at != std::string_view::npos) {
+    const double usd = parse_usd(item.substr(at + 1), fmt::format("--hardware {}", item));
+    machine.price = PriceSpec{usd, "", "", "given with --hardware"};
+  }
+  return machine;
+}
+
+}  // namespace zeroplan

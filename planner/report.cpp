@@ -1,0 +1,182 @@
+#include "planner/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/report_layout.h"
+
+namespace zeroplan {
+namespace {
+
+std::string free_after_margin(const TierMemory& memory, double margin) {
+  return format_gib(memory.capacity * (1 - margin) - memory.peak);
+}
+
+std::string header(const Answer& answer) {
+  const Request& request = answer.request;
+  const MachineSpec& machine = request.machine;
+  std::string text = fmt::format("{}: {} parameters", request.model.name, format_count(request.model.parameters()));
+  text += fmt::format(", {} layers\n", request.model.num_layers);
+  text += fmt::format("{} ({}): {}, {} host memory{}", machine.name, machine.provider, gpus_text(machine),
+                      format_gib(machine.dram), machine.nodes > 1 ? " each" : "");
+  if (machine.nvme.drives > 0) {
+    text += fmt::format(", {} NVMe drives of {}", machine.nvme.drives,
+                        to_text(machine.nvme.capacity / machine.nvme.drives));
+  }
+  text += fmt::format("\n{}\n", price_text(machine));
+  const std::int64_t batch = request.global_batch.value_or(0);
+  const std::int64_t seq_len = request.seq_len.value_or(0);
+  return text + fmt::format("{} sequences of {} tokens a step ({} tokens), {}\n", batch, format_count(seq_len),
+                            format_count(batch * seq_len), to_string(request.precision));
+}
+
+std::string verdict(const Answer& answer, const Candidate& best, const PlanReport& extra, const ReportStyle& style) {
+  const Prediction& p = best.prediction;
+  std::vector<std::string> spare;
+  for (const NamedTier& tier : tiers_of(p)) {
+    spare.push_back(fmt::format("{} {} {}", free_after_margin(*tier.memory, answer.request.margin),
+                                tier.name == "host" ? "host memory" : std::string(tier.name), tier.scope));
+  }
+  std::string text = inked("Fits", Ink::good, style) +
+                     fmt::format(", with {} to spare beyond the margin of {:g} %\n", fmt::join(spare, ", "),
+                                 100 * answer.request.margin);
+  text += fmt::format("  {}\n", describe(best.plan));
+  text += fmt::format("  {} a step, {} ({} a GPU)", format_seconds(p.step), format_speed(p.tokens_per_second),
+                      format_speed(p.tokens_per_second_per_gpu));
+  if (p.mfu) text += fmt::format(", MFU {:.1f} %", 100 * *p.mfu);
+  if (p.hfu) text += fmt::format(", HFU {:.1f} %", 100 * *p.hfu);
+  text += "\n";
+  const auto cost = cost_of(answer.request.machine, p);
+  if (cost) text += fmt::format("  {:.3g} USD a million tokens\n", cost->usd_per_million_tokens);
+  if (extra.num_tokens) {
+    const double hours = hours_for(*extra.num_tokens, p);
+    text += fmt::format("  {:g} tokens take {:.4g} hours", *extra.num_tokens, hours);
+    if (cost) text += fmt::format(" and {} USD", format_count(std::llround(hours * cost->usd_per_hour)));
+    text += "\n";
+  }
+  return text;
+}
+
+std::string shortfall_section(const Shortfall& shortfall, double margin, const ReportStyle& style) {
+  std::string text = inked("Does not fit", Ink::bad, style) + "\n";
+  for (const Shortfall::Lack& lack : shortfall.lacks) {
+    const std::string scope = lack.tier == "gpu" ? "a GPU" : "a node";
+    text += fmt::format("  {} {}: {} missing ({} needed, {} there after the margin of {:g} %)\n",
+                        tier_title(lack.tier), scope, format_gib(lack.missing()), format_gib(lack.needed),
+                        format_gib(lack.available), 100 * margin);
+  }
+  text += fmt::format("  master and Adam states alone: {}, all GPUs together, at fp32\n",
+                      format_gib(shortfall.optimizer_states));
+  text += fmt::format("  nearest plan: {}\n\n", describe(shortfall.nearest.plan));
+  text += inked("What would make it fit, each planned", Ink::bold, style) + "\n";
+  if (shortfall.changes.empty()) return text + "  nothing that was tried\n";
+  TextTable table({{"change", Align::left}, {"flag", Align::left}, {"step"}, {"tokens/s"}, {"plan", Align::left}});
+  for (const Shortfall::Change& change : shortfall.changes) {
+    const Prediction& p = change.result.prediction;
+    table.add({change.what, change.flag, format_seconds(p.step), fmt::format("{:.0f}", p.tokens_per_second),
+               describe(change.result.plan)});
+  }
+  return text + table.text();
+}
+
+std::string optional_gib(const std::optional<TierMemory>& memory) {
+  return memory ? fmt::format("{:.1f}", memory->peak.base() / kGiB) : "-";
+}
+
+/// "no: GPU 3.1 GiB over" for a row of a stage that does not fit.
+std::string fit_text(const Candidate& candidate, double margin) {
+  if (candidate.fits) return "yes";
+  std::vector<std::string> over;
+  for (const NamedTier& tier : tiers_of(candidate.prediction)) {
+    const Bytes excess = tier.memory->peak - tier.memory->capacity * (1 - margin);
+    if (excess.base() > 0) over.push_back(fmt::format("{} {} over", tier.name, format_gib(excess)));
+  }
+  return fmt::format("no: {}", fmt::join(over, ", "));
+}
+
+std::string plans_table(const Answer& answer, const ReportStyle& style) {
+  if (answer.plans.size() < 2) return "";
+  const bool stages = answer.request.per_stage;
+  std::vector<TextTable::Column> columns = {{"plan", Align::left}, {"step"},     {"tokens/s"}, {"MFU"},
+                                            {"GPU GiB"},           {"host GiB"}, {"NVMe GiB"}};
+  if (stages) columns.push_back({"fits", Align::left});
+  TextTable table(columns);
+  for (const Candidate& candidate : answer.plans) {
+    const Prediction& p = candidate.prediction;
+    std::vector<std::string> cells = {describe(candidate.plan),
+                                      format_seconds(p.step),
+                                      fmt::format("{:.0f}", p.tokens_per_second),
+                                      p.mfu ? fmt::format("{:.1f} %", 100 * *p.mfu) : "-",
+                                      fmt::format("{:.1f}", p.gpu.peak.base() / kGiB),
+                                      optional_gib(p.host),
+                                      optional_gib(p.nvme)};
+    if (stages) cells.push_back(fit_text(candidate, answer.request.margin));
+    table.add(std::move(cells));
+  }
+  const std::string_view title = stages ? "The best plan of each stage (times hold if it fitted)" : "Alternatives, best first";
+  return inked(title, Ink::bold, style) + "\n" + table.text() + "\n";
+}
+
+std::string advice_section(const std::vector<Advice>& advice, const ReportStyle& style) {
+  constexpr std::size_t kMost = 4;
+  std::string text = inked("What would help", Ink::bold, style) + "\n";
+  if (advice.empty()) return text + "  no single resource: twice as fast, none saves 2 % of the step\n";
+  for (std::size_t i = 0; i < std::min(advice.size(), kMost); ++i) {
+    text += fmt::format("  {:<34} {:.2f} x as fast\n", advice[i].what, advice[i].speedup);
+  }
+  return text;
+}
+
+std::string next_section(const PlanReport& extra, bool feasible, const ReportStyle& style) {
+  if (!feasible || extra.command.empty()) return "";
+  std::string text = inked("Next", Ink::bold, style) + "\n";
+  if (extra.written_to.empty()) {
+    text += fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n",
+                        extra.command);
+    return text + "  zeroplan simulate plan/plan.json --estimate    # time by phase and stream\n";
+  }
+  text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));
+  return text + fmt::format("  zeroplan simulate {}/plan.json --estimate    # time by phase and stream\n",
+                            extra.written_to);
+}
+
+std::string search_line(const SearchStats& search) {
+  return fmt::format("{} plans in the search space, {} evaluated, in {:.0f} ms\n",
+                     format_count(static_cast<std::int64_t>(search.space)),
+                     format_count(static_cast<std::int64_t>(search.evaluated)), 1e3 * search.seconds);
+}
+
+}  // namespace
+
+const Candidate* best_of(const Answer& answer) {
+  const Candidate* best = nullptr;
+  for (const Candidate& candidate : answer.plans) {
+    if (!candidate.fits) continue;
+    if (best == nullptr) best = &candidate;
+    if (!answer.request.per_stage) break;
+    if (candidate.prediction.tokens_per_second > best->prediction.tokens_per_second) best = &candidate;
+  }
+  return best;
+}
+
+std::string report_plan(const Answer& answer, const PlanReport& extra, const ReportStyle& style) {
+  const Candidate* best = answer.feasible ? best_of(answer) : nullptr;
+  std::string text = header(answer) + "\n";
+  if (best != nullptr) {
+    text += verdict(answer, *best, extra, style) + "\n";
+    text += memory_section(best->prediction, style) + "\n";
+    text += time_section(best->prediction, style) + "\n";
+    text += advice_section(extra.advice, style) + "\n";
+  } else if (answer.shortfall) {
+    text += shortfall_section(*answer.shortfall, answer.request.margin, style) + "\n";
+    text += memory_section(answer.shortfall->nearest.prediction, style) + "\n";
+  }
+  text += plans_table(answer, style);
+  text += assumptions_section(answer.assumptions, style) + "\n";
+  if (const std::string next = next_section(extra, best != nullptr, style); !next.empty()) text += next + "\n";
+  return text + search_line(answer.search);
+}
+
+}  // namespace zeroplan

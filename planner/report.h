@@ -1,0 +1,43 @@
+#pragma once
+// Answers as text for people.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/search.h"
+#include "planner/step_table.h"
+#include "planner/whatif.h"
+
+namespace zeroplan {
+
+struct ReportStyle {
+  bool colour = false;
+  bool unicode = false;
+};
+
+/// What a report on a search says beside the answer.
+struct PlanReport {
+  std::vector<Advice> advice;         // advise() of the best plan
+  std::optional<double> num_tokens;   // of the whole run: hours and cost are printed
+  std::string command;                // the command line that was given, quoted for a shell
+  std::string written_to;             // folder with the files; empty: none were written
+  std::vector<std::string> written;   // their names
+};
+
+/// The best of `answer.plans`: the first that fits, or with a row for each stage the one with most tokens per second.
+/// nullptr when none fits.
+const Candidate* best_of(const Answer& answer);
+
+/// The answer of `plan`: fits or not and by how much, memory by owner, time by what it waits for, the limit, what would
+/// help, alternatives, assumptions, what to run next.
+std::string report_plan(const Answer& answer, const PlanReport& extra, const ReportStyle& style);
+
+/// The answer of `whatif`: one table.
+std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_tokens, const ReportStyle& style);
+
+/// The answer of `simulate --estimate`: memory, and time by phase and stream.
+std::string report_step(const PlanFile& file, const Prediction& prediction, const StepTable& table,
+                        const ReportStyle& style);
+
+}  // namespace zeroplan

@@ -1,0 +1,105 @@
+// The answers of whatif and simulate as text.
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "planner/report.h"
+#include "planner/report_layout.h"
+
+namespace zeroplan {
+namespace {
+
+std::string why_not(const WhatifRow& row) {
+  if (!row.answer) return "cannot run it: " + row.refusal;
+  std::vector<std::string> lacks;
+  if (row.answer->shortfall) {
+    for (const Shortfall::Lack& lack : row.answer->shortfall->lacks) {
+      lacks.push_back(fmt::format("{} of {}", format_gib(lack.missing()), tier_title(lack.tier)));
+    }
+  }
+  return lacks.empty() ? "no" : fmt::format("no: {} missing", fmt::join(lacks, ", "));
+}
+
+std::string marks(const WhatifRow& row) {
+  if (row.cheapest && row.fastest) return "cheapest, fastest";
+  return row.cheapest ? "cheapest" : row.fastest ? "fastest" : "";
+}
+
+std::vector<std::string> cells_of(const WhatifRow& row, std::optional<double> num_tokens) {
+  const MachineSpec& machine = row.alternative.machine;
+  const Candidate* best = row.best();
+  const auto cost = row.cost();
+  const std::string price =
+      machine.price ? fmt::format("{:.2f}", machine.price->usd_per_hour * machine.nodes) : "no price";
+  std::vector<std::string> cells = {row.alternative.name, machine.name, best != nullptr ? "yes" : why_not(row),
+                                    best != nullptr ? format_seconds(best->prediction.step) : "-",
+                                    best != nullptr ? fmt::format("{:.0f}", best->prediction.tokens_per_second) : "-",
+                                    price, cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-"};
+  if (num_tokens) {
+    const double hours = best != nullptr ? hours_for(*num_tokens, best->prediction) : 0;
+    cells.push_back(best != nullptr ? format_count(std::llround(hours)) : "-");
+    cells.push_back(cost ? format_count(std::llround(hours * cost->usd_per_hour)) : "-");
+  }
+  cells.push_back(marks(row));
+  cells.push_back(best != nullptr ? describe(best->plan) : "");
+  return cells;
+}
+
+std::string workload_line(const Request& request) {
+  return fmt::format("{}: {} parameters; {} sequences of {} tokens a step, {}\n", request.model.name,
+                     format_count(request.model.parameters()), request.global_batch.value_or(0),
+                     format_count(request.seq_len.value_or(0)), to_string(request.precision));
+}
+
+/// What every row assumes is said once; the rest with the machine's name.
+std::vector<Assumption> row_assumptions(const WhatifAnswer& answer) {
+  std::vector<Assumption> all = answer.assumptions;
+  for (const WhatifRow& row : answer.rows) {
+    for (const Assumption& a : row.alternative.machine.assumptions) {
+      all.push_back({fmt::format("{}: {}", row.alternative.name, a.what), a.value, a.source});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_tokens, const ReportStyle& style) {
+  std::vector<TextTable::Column> columns = {{"hardware", Align::left}, {"machine", Align::left}, {"fits", Align::left},
+                                            {"step"},                  {"tokens/s"},             {"USD/hour"},
+                                            {"USD/Mtoken"}};
+  if (num_tokens) {
+    columns.push_back({"hours"});
+    columns.push_back({"USD"});
+  }
+  columns.push_back({"", Align::left});
+  columns.push_back({"plan", Align::left});
+  TextTable table(columns);
+  for (const WhatifRow& row : answer.rows) table.add(cells_of(row, num_tokens));
+  std::string text = workload_line(answer.workload) + "\n" + table.text() + "\n";
+  text += inked("Prices", Ink::bold, style) + "\n";
+  for (const WhatifRow& row : answer.rows) {
+    text += fmt::format("  {}: {}\n", row.alternative.name, price_text(row.alternative.machine));
+  }
+  return text + "\n" + assumptions_section(row_assumptions(answer), style);
+}
+
+std::string report_step(const PlanFile& file, const Prediction& prediction, const StepTable& table,
+                        const ReportStyle& style) {
+  std::string text = fmt::format("{} on {}: {}\n  {}\n  {} a step, {}\n\n", file.model.name, file.machine.name,
+                                 gpus_text(file.machine), describe(file.plan), format_seconds(prediction.step),
+                                 format_speed(prediction.tokens_per_second));
+  text += memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
+  TextTable rows({{"phase", Align::left}, {"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"},
+                  {"longest op", Align::left}, {"takes"}});
+  for (const StepRow& row : table.rows) {
+    rows.add({std::string(to_string(row.phase)), std::string(to_string(row.stream)), format_count(row.ops),
+              format_seconds(row.busy), fmt::format("{:.1f} %", 100 * (row.busy / prediction.step)), row.longest,
+              format_seconds(row.longest_duration)});
+  }
+  text += inked("Streams by phase", Ink::bold, style) + " (they run side by side; each op as if alone)\n" + rows.text();
+  return text + fmt::format("\n{} timed ops a rank, {} ranks, all alike\n", format_count(table.ops), file.plan.ranks);
+}
+
+}  // namespace zeroplan
