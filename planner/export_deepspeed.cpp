@@ -13,11 +13,10 @@ using Json = nlohmann::ordered_json;
 
 std::string_view device_of(Tier tier) { return tier == Tier::nvme ? "nvme" : tier == Tier::host ? "cpu" : "none"; }
 
-/// Hugging Face's Trainer compares these with its own arguments and refuses to start when they differ: a left-out learning
-/// rate would silently be DeepSpeed's 1e-3. The values are the Trainer's defaults.
+/// Hugging Face's Trainer compares these with its own arguments and refuses to start when they differ: a left-out
+/// learning rate would silently be DeepSpeed's 1e-3. The values are the Trainer's defaults.
 Json optimizer_json() {
-  return {{"type", "AdamW"},
-          {"params", {{"lr", 5e-5}, {"betas", {0.9, 0.999}}, {"eps", 1e-8}, {"weight_decay", 0.0}}}};
+  return {{"type", "AdamW"}, {"params", {{"lr", 5e-5}, {"betas", {0.9, 0.999}}, {"eps", 1e-8}, {"weight_decay", 0.0}}}};
 }
 
 Json offload_optimizer_json(const DeepspeedChoices& choices) {
@@ -65,7 +64,10 @@ Json zero_json(const DeepspeedChoices& choices) {
 
 /// DeepSpeed's own defaults, written out as the place to tune.
 Json aio_json() {
-  return {{"block_size", 1048576}, {"queue_depth", 8}, {"intra_op_parallelism", 1}, {"single_submit", false},
+  return {{"block_size", 1048576},
+          {"queue_depth", 8},
+          {"intra_op_parallelism", 1},
+          {"single_submit", false},
           {"overlap_events", true}};
 }
 

@@ -12,25 +12,26 @@ namespace zeroplan {
 
 struct DeepspeedChoices {
   int stage = 0;
-  Tier optimizer = Tier::hbm;          // offload_optimizer.device
-  double optimizer_ratio = 1;          // share of sub-groups on the CPU (stage 3)
-  Tier parameters = Tier::hbm;         // offload_param.device
-  int hpz_ranks = 1;                   // zero_hpz_partition_size
-  bool fp32_accumulation = false;      // data_types.grad_accum_dtype
+  Tier optimizer = Tier::hbm;      // offload_optimizer.device
+  double optimizer_ratio = 1;      // share of sub-groups on the CPU (stage 3)
+  Tier parameters = Tier::hbm;     // offload_param.device
+  int hpz_ranks = 1;               // zero_hpz_partition_size
+  bool fp32_accumulation = false;  // data_types.grad_accum_dtype
   // Elements:
   std::int64_t reduce_bucket = 0;
-  std::int64_t sub_group = 0;          // of one rank's partition
+  std::int64_t sub_group = 0;  // of one rank's partition
   std::int64_t prefetch_bucket = 0;
   std::int64_t live_parameters = 0;
   std::int64_t reuse_distance = 0;
   std::int64_t persistence_threshold = 0;
   std::int64_t persistent_parameters = 0;
-  std::int64_t swap_buffer = 0;        // offload_param.buffer_size
-  std::int64_t swap_buffers = 0;       // offload_param.buffer_count
-  std::int64_t max_in_cpu = 0;         // per rank
+  std::int64_t swap_buffer = 0;   // offload_param.buffer_size
+  std::int64_t swap_buffers = 0;  // offload_param.buffer_count
+  std::int64_t max_in_cpu = 0;    // per rank
 };
 
-/// Page-locked buffers of the NVMe optimizer swapper: 4 of the sub-group at work, 4 read ahead, 3 being written, 1 to spare.
+/// Page-locked buffers of the NVMe optimizer swapper: 4 of the sub-group at work, 4 read ahead, 3 being written, 1 to
+/// spare.
 inline constexpr std::int64_t kOptimizerSwapBuffers = 12;
 
 /// The knobs, and one note for each difference from the plan.

@@ -24,11 +24,12 @@ struct ExportSubject {
 /// Element counts of the model that the other engines' knobs are stated in.
 struct ModelShape {
   std::int64_t parameters = 0;
-  std::int64_t largest_layer = 0;      // the layer block with most parameters
-  std::int64_t layer_tensors = 0;      // parameters of that block as modules hold them: experts fused to one
-  std::int64_t largest_tensor = 0;     // one parameter; experts of a layer are fused (transformers 5: gate and up together)
-  std::int64_t largest_vector = 0;     // norms and biases
-  std::int64_t all_vectors = 0;        // their sum over the model
+  std::int64_t largest_layer = 0;  // the layer block with most parameters
+  std::int64_t layer_tensors = 0;  // parameters of that block as modules hold them: experts fused to one
+  std::int64_t largest_tensor =
+      0;  // one parameter; experts of a layer are fused (transformers 5: gate and up together)
+  std::int64_t largest_vector = 0;  // norms and biases
+  std::int64_t all_vectors = 0;     // their sum over the model
 };
 ModelShape shape_of(const ModelSpec& model);
 /// Share of the model's parameters in the first `blocks` blocks, 0..1.
@@ -37,15 +38,15 @@ double share_of_first(const ModelSpec& model, int blocks);
 struct DeepspeedExport {
   std::string json;
   std::vector<std::string> notes;
-  int stage = 0;                 // as exported: 3 where a plan below has states on NVMe
-  bool on_host = false;          // the optimizer runs on the CPU
-  bool nvme = false;             // something is written to kNvmePath
-  bool exact_pinning = false;    // torch's power-of-two pinned blocks do not fit the host, exact ones do
+  int stage = 0;               // as exported: 3 where a plan below has states on NVMe
+  bool on_host = false;        // the optimizer runs on the CPU
+  bool nvme = false;           // something is written to kNvmePath
+  bool exact_pinning = false;  // torch's power-of-two pinned blocks do not fit the host, exact ones do
 };
 DeepspeedExport export_deepspeed(const ExportSubject& subject);
 
 struct FsdpExport {
-  std::string yaml;              // empty: not expressible, the first note says why
+  std::string yaml;  // empty: not expressible, the first note says why
   std::vector<std::string> notes;
 };
 FsdpExport export_fsdp(const ExportSubject& subject);

@@ -16,8 +16,8 @@ struct ExportFile {
 
 /// plan.json, deepspeed.json (DeepSpeed 0.19), accelerate_fsdp.yaml (only when FSDP2 can follow the plan) and launch.sh
 /// (bash), in this order. `answer` is the search that `candidate` came from: its model, machine and margin are used.
-/// The plan was made for our own engine; where DeepSpeed or FSDP2 cannot do the same, the file takes the choice that needs
-/// less memory, and export_notes() says so. Precondition: check_plan() passed.
+/// The plan was made for our own engine; where DeepSpeed or FSDP2 cannot do the same, the file takes the choice that
+/// needs less memory, and export_notes() says so. Precondition: check_plan() passed.
 std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& answer);
 
 /// One sentence for each choice that an exported file does not express as the plan has it, DeepSpeed's first.
