@@ -38,11 +38,14 @@ class Chooser {
   DeepspeedChoices run() {
     choose_stage();
     choose_groups();
-    choose_gradients();
     choose_optimizer();
     choose_parameters();
     choose_sizes();
+    choices_.fp32_accumulation = accumulates_in_fp32(choices_.stage);
     choose_partial_offload();
+    choose_disk();
+    note_placement();
+    note_gradients();
     note_precision();
     note_update();
     note_memory();
@@ -84,29 +87,15 @@ class Chooser {
 
   /// grad_accum_dtype fp32 costs nothing unsharded at stages 2 and 3 only: at stage 0 it is refused, at stage 1 every
   /// rank would hold all gradients in fp32; with the optimizer offloaded, stage 2 sums on the host in the model's type.
-  void choose_gradients() {
-    if (plan_.accumulation > 1 && choices_.stage == 1 && plan_.reduce_each == ReduceEach::micro_step) {
-      note("stage 1 reduces gradients once a step, not in every micro-step.");
-    }
-    if (plan_.precision.accumulation != DType::fp32 || !narrow()) return;
+  bool accumulates_in_fp32(int stage) const {
     const bool offloaded = plan_.optimizer.hbm < plan_.optimizer.total();
-    choices_.fp32_accumulation = choices_.stage == 3 || (choices_.stage == 2 && !offloaded);
-    if (choices_.fp32_accumulation) return;
-    note(fmt::format("gradients are summed over micro-steps in {} instead of fp32{}.",
-                     to_string(plan_.precision.gradients),
-                     choices_.stage == 0   ? ": stage 0 has no other type"
-                     : choices_.stage == 1 ? ": at stage 1 fp32 would cost 4 bytes a parameter on every rank"
-                                           : ": stage 2 has no other type with an offloaded optimizer"));
+    return narrow() && plan_.precision.accumulation == DType::fp32 && (stage == 3 || (stage == 2 && !offloaded));
   }
 
   void choose_optimizer() {
     const Placement& where = plan_.optimizer;
     if (where.hbm == where.total()) return;
     choices_.optimizer = where.nvme > 0 ? Tier::nvme : Tier::host;
-    if (where.nvme > 0 && where.nvme < where.total()) {
-      note(fmt::format("all optimizer states are on NVMe; the plan has {} of {} blocks there.", where.nvme,
-                       where.total()));
-    }
   }
 
   void choose_parameters() {
@@ -155,15 +144,53 @@ class Chooser {
     if (choices_.stage == 3 && choices_.parameters == Tier::hbm && !fits) {
       choices_.optimizer_ratio = std::clamp(std::ceil((1 - kept) * 100) / 100, 0.0, 1.0);
     }
+  }
+
+  /// DeepSpeed takes 18 to 20 bytes a parameter on the host where the plan takes 12 to 16. What the host has no room
+  /// for goes to the node's NVMe, if that holds it.
+  void choose_disk() {
+    if (choices_.optimizer != Tier::host || choices_.optimizer_ratio < 1) return;
+    const Bytes needed = deepspeed_host_need(subject_, choices_).exact;
+    if (needed <= host_capacity()) return;
+    DeepspeedChoices moved = choices_;
+    moved.stage = 3;
+    moved.optimizer = Tier::nvme;
+    moved.fp32_accumulation = accumulates_in_fp32(3);
+    moved.sub_group = std::min(owned(), kSwapSubGroup);
+    if (disk_need(moved) > disk_capacity() || deepspeed_host_need(subject_, moved).exact > host_capacity()) return;
+    note(
+        fmt::format("optimizer states on NVMe{}: DeepSpeed would take {} of host memory a node, the machine leaves {}.",
+                    choices_.stage < 3 ? " (stage 3)" : "", format_gib(needed), format_gib(host_capacity())));
+    choices_ = moved;
+  }
+
+  void note_placement() {
+    const Placement& where = plan_.optimizer;
     if (choices_.optimizer_ratio < 1) {
-      note(fmt::format(
-          "ratio {:.2f} keeps about {:.0f} % of the optimizer states on the GPU, in whole sub-groups; the host "
-          "has no room for all of them.",
-          choices_.optimizer_ratio, (1 - choices_.optimizer_ratio) * 100));
-    } else {
-      note(fmt::format("all optimizer states are on the host; the plan keeps {} of {} blocks on the GPU.",
-                       plan_.optimizer.hbm, plan_.optimizer.total()));
+      note(
+          fmt::format("ratio {:.2f} keeps about {:.0f} % of the optimizer states on the GPU, in whole sub-groups; the "
+                      "host has no room "
+                      "for all of them.",
+                      choices_.optimizer_ratio, (1 - choices_.optimizer_ratio) * 100));
+    } else if (choices_.optimizer == Tier::host && where.hbm > 0) {
+      note(fmt::format("all optimizer states are on the host; the plan keeps {} of {} blocks on the GPU.", where.hbm,
+                       where.total()));
+    } else if (choices_.optimizer == Tier::nvme && where.nvme > 0 && where.nvme < where.total()) {
+      note(fmt::format("all optimizer states are on NVMe; the plan has {} of {} blocks there.", where.nvme,
+                       where.total()));
     }
+  }
+
+  void note_gradients() {
+    if (plan_.accumulation > 1 && choices_.stage == 1 && plan_.reduce_each == ReduceEach::micro_step) {
+      note("stage 1 reduces gradients once a step, not in every micro-step.");
+    }
+    if (plan_.precision.accumulation != DType::fp32 || !narrow() || choices_.fp32_accumulation) return;
+    note(fmt::format("gradients are summed over micro-steps in {} instead of fp32{}.",
+                     to_string(plan_.precision.gradients),
+                     choices_.stage == 0   ? ": stage 0 has no other type"
+                     : choices_.stage == 1 ? ": at stage 1 fp32 would cost 4 bytes a parameter on every rank"
+                                           : ": stage 2 has no other type with an offloaded optimizer"));
   }
 
   void note_precision() {
@@ -186,6 +213,14 @@ class Chooser {
           "or chunked cross-entropy.",
           plan_.loss_chunk_tokens,
           format_gib(Bytes(14.0 * static_cast<double>(tokens) * static_cast<double>(subject_.model.vocab)))));
+    }
+    if (choices_.stage == 3) {
+      const Bytes weights = bytes_of(shape_.parameters, plan_.precision.weights);
+      note(
+          fmt::format("create TrainingArguments before from_pretrained(), or use deepspeed.zero.Init: otherwise each "
+                      "GPU first holds "
+                      "all weights ({}).",
+                      format_gib(weights)));
     }
     if (plan_.recompute == Recompute::none) return;
     const bool whole = plan_.recompute == Recompute::full && plan_.recompute_layers == subject_.model.num_layers;
@@ -232,11 +267,16 @@ class Chooser {
   }
 
   /// Master, moments and gradients: 16 bytes an element; weights in their own type.
+  Bytes disk_need(const DeepspeedChoices& choices) const {
+    const double per_element = (choices.optimizer == Tier::nvme ? 16 : 0) +
+                               (choices.parameters == Tier::nvme ? size_of(plan_.precision.weights) : 0);
+    return Bytes(per_element * static_cast<double>(owned()) * subject_.ranks_per_node());
+  }
+  Bytes disk_capacity() const { return subject_.machine.nvme.capacity * (1 - subject_.margin); }
+
   void note_disk() {
-    const double per_element = (choices_.optimizer == Tier::nvme ? 16 : 0) +
-                               (choices_.parameters == Tier::nvme ? size_of(plan_.precision.weights) : 0);
-    const Bytes disk(per_element * static_cast<double>(owned()) * subject_.ranks_per_node());
-    if (disk <= subject_.machine.nvme.capacity * (1 - subject_.margin)) return;
+    const Bytes disk = disk_need(choices_);
+    if (disk <= disk_capacity()) return;
     note(fmt::format("does not fit: DeepSpeed writes {} of NVMe a node, the machine has {}.", format_gib(disk),
                      format_gib(subject_.machine.nvme.capacity)));
   }

@@ -1,5 +1,5 @@
-// accelerate_fsdp.yaml: accelerate's FSDP2 plugin (keys as accelerate 1.15 reads them; fsdp_version 2 since 1.6,
-// parallelism_config since 1.10). Written only when FSDP2 can do what the plan does.
+// accelerate_fsdp.yaml: accelerate's FSDP2 plugin, keys as the source of accelerate 1.15.0 reads them. Written only
+// when FSDP2 can do what the plan does.
 
 #include <fmt/format.h>
 
@@ -81,7 +81,8 @@ void note_differences(const ExportSubject& subject, std::vector<std::string>& no
     note(fmt::format("every layer is recomputed in full; the plan has {} recompute in {} of {} layers.",
                      to_string(plan.recompute), plan.recompute_layers, subject.model.num_layers));
   }
-  if (plan.shard_ranks != plan.ranks) note("shard groups need accelerate 1.10 or later (parallelism_config).");
+  if (plan.shard_ranks != plan.ranks)
+    note("shard groups need an accelerate that reads parallelism_config (1.15 does).");
 }
 
 }  // namespace

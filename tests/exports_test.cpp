@@ -348,6 +348,20 @@ TEST_CASE("A plan with NVMe below stage 3 is exported at stage 3") {
   CHECK_THAT(find(files, "launch.sh")->text, HasText("/local_nvme"));
 }
 
+TEST_CASE("An optimizer that DeepSpeed cannot hold in host memory goes to the node's NVMe if that can") {
+  Case c = case_of("llama-2-7b", "4xA100-80G");
+  c.plan().optimizer = Placement::all(Tier::host, c.plan().optimizer.total());
+  // 12 bytes a parameter are 75.3 GiB; DeepSpeed's 18 are 113 and its processes 8.
+  set_host_memory(c.answer.request.machine, 110_GiB);
+  set_nvme(c.answer.request.machine, "1x100GB");
+  CHECK(deepspeed_of(c.files())["zero_optimization"]["offload_optimizer"]["device"] == "cpu");
+  CHECK(any_has(c.notes(), "does not fit"));
+  set_nvme(c.answer.request.machine, "1x2TB");
+  CHECK(deepspeed_of(c.files())["zero_optimization"]["offload_optimizer"]["device"] == "nvme");
+  CHECK(any_has(c.notes(), "optimizer states on NVMe"));
+  CHECK(!any_has(c.notes(), "does not fit"));
+}
+
 TEST_CASE("accelerate_fsdp.yaml is written for what FSDP2 can do and for nothing else") {
   Case c = case_of("llama-2-7b", "8xA100-80G", 2);
   const int blocks = c.plan().optimizer.total();
