@@ -99,7 +99,7 @@ class Emitter {
   enum What {
     kGather, kGatherNvme, kGatherH2d, kReduce, kReplicaReduce, kAllReduce, kStageD2h, kSumFirst, kSumNext, kNorm, kAdam,
     kGradientD2h, kWeightH2d, kStateRead, kStateWrite, kStateH2d, kStateD2h, kWeightWrite, kWeightD2h, kGradientH2d,
-    kUpdateGather, kScalarReduce, kMemoryZero,
+    kUpdateGather, kScalarReduce, kMemoryZero, kFeatureLoss,
   };
 
   /// Blocks of one kind may keep their gradients in different memories.
@@ -591,7 +591,8 @@ class Emitter {
     const std::int64_t tokens = plan_.micro_step().tokens();
     if (kind.vocab == 0) {  // no output matrix (ViT trunk): the caller's loss reads the features and writes their gradient
       const Bytes traffic = 2.0 * builder_.buffer(input).size;
-      add(Stream::compute, i, builder_.work(Compute{-1, kHeadLoss, Pass::backward, Pointwise{traffic}}), {},
+      const WorkId work = shared(-1, kFeatureLoss, [&] { return Compute{-1, kHeadLoss, Pass::backward, Pointwise{traffic}}; });
+      add(Stream::compute, i, work, {},
           {{input, Access::read}, {hidden_gradient_, Access::write}});
       return;
     }

@@ -12,6 +12,9 @@ namespace {
 constexpr double kNever = -1e300;
 /// Two advances from iteration to iteration are equal when they differ by less than this part of the time reached.
 constexpr double kSteadyTolerance = 1e-14;
+/// Predecessors that end within this part of the time reached end together: the first one named is waited for. So rounding
+/// does not decide whom a wait is blamed on.
+constexpr double kTieTolerance = 1e-13;
 
 enum class Blame : std::uint8_t { compute, communication, offload, optimizer, idle };
 constexpr std::size_t kNumBlames = 5;
@@ -44,7 +47,9 @@ class Estimator::Player {
     end_.assign(n, 0);
     advance_.assign(n, 0);
     blame_.assign(n, 0);
+    winner_.assign(n, OpRef{});
     carried_.assign(schedule.carried().size(), kNever);
+    carried_cause_.assign(schedule.carried().size(), Cause{});
     stream_end_.fill(0);
     sums_.fill(0);
     if (with_trace && schedule.folded()) throw std::logic_error("estimate: a trace needs a flat schedule");
@@ -75,28 +80,32 @@ class Estimator::Player {
     const Op& op = schedule_->ops()[index];
     const auto stream = static_cast<std::size_t>(op.stream);
     const double own = stream_end_[stream];
-    double start = own;
+    double start = own, won = own + kTieTolerance * own;
     OpRef winner;
     for (OpRef ref : schedule_->after(op)) {
       const double t = value(ref);
-      if (t > start) {
-        start = t;
+      if (t > won) {
+        won = t + kTieTolerance * t;
         winner = ref;
       }
+      start = std::max(start, t);
     }
     const double alone = alone_[op.work.index];
     const double end = start + alone;
     const Blame mine = blame_of(op, schedule_->works()[op.work.index]);
     auto blame = static_cast<std::uint8_t>(mine);
-    if (!winner.none() && !winner.carried()) {
+    const Cause cause = cause_of(winner);
+    if (cause.op != OpRef::kNone) {
       // A transfer that mostly waited for a slower one upstream passes the blame on.
-      const Op& cause = schedule_->ops()[winner.index()];
-      if (cause.stream != Stream::compute && alone_[cause.work.index] > alone) blame = blame_[winner.index()];
+      const Op& upstream = schedule_->ops()[cause.op];
+      if (upstream.stream != Stream::compute && alone_[upstream.work.index] > alone) blame = cause.blame;
     }
     if (op.stream == Stream::compute) {
       sums_[static_cast<std::size_t>(mine)] += alone;
-      if (start > own) sums_[gap_blame(winner)] += start - own;
+      if (start > own) sums_[cause.blame] += start - own;
     }
+    changed_ = changed_ || winner_[index] != winner || blame_[index] != blame;
+    winner_[index] = winner;
     advance_[index] = end - end_[index];
     end_[index] = end;
     blame_[index] = blame;
@@ -104,12 +113,16 @@ class Estimator::Player {
     if (with_trace_) start_[index] = start;
   }
 
-  std::size_t gap_blame(OpRef winner) const {
-    while (!winner.none() && winner.carried()) {
-      const Carried& c = schedule_->carried()[winner.index()];
-      winner = c.next.none() || c.next.carried() ? c.first : c.next;
-    }
-    return winner.none() ? static_cast<std::size_t>(Blame::idle) : blame_[winner.index()];
+  /// Who is behind an edge, and on whom a wait for it is blamed.
+  struct Cause {
+    std::uint32_t op = OpRef::kNone;
+    std::uint8_t blame = static_cast<std::uint8_t>(Blame::idle);
+    friend bool operator==(Cause, Cause) = default;
+  };
+
+  Cause cause_of(OpRef ref) const {
+    if (ref.none()) return {};
+    return ref.carried() ? carried_cause_[ref.index()] : Cause{ref.index(), blame_[ref.index()]};
   }
 
   // --- repeated blocks -------------------------------------------------------------------------------
@@ -125,9 +138,18 @@ class Estimator::Player {
     return {stream_end_, {first, first + r.num_carried}};
   }
 
-  void step_carried(const Repeat& r) {
+  /// All at once: a value may become what another one was.
+  void set_carried(const Repeat& r, OpRef Carried::*from) {
     scratch_.clear();
-    for (std::uint32_t k = 0; k < r.num_carried; ++k) scratch_.push_back(value(schedule_->carried()[r.first_carried + k].next));
+    scratch_causes_.clear();
+    for (std::uint32_t k = 0; k < r.num_carried; ++k) {
+      const OpRef ref = schedule_->carried()[r.first_carried + k].*from;
+      scratch_.push_back(value(ref));
+      scratch_causes_.push_back(cause_of(ref));
+    }
+    const auto causes = carried_cause_.begin() + r.first_carried;
+    changed_ = changed_ || !std::equal(scratch_causes_.begin(), scratch_causes_.end(), causes);
+    std::copy(scratch_causes_.begin(), scratch_causes_.end(), causes);
     std::copy(scratch_.begin(), scratch_.end(), carried_.begin() + r.first_carried);
   }
 
@@ -137,24 +159,26 @@ class Estimator::Player {
 
   void play_repeat(std::size_t index) {
     const Repeat& r = schedule_->repeats()[index];
-    for (std::uint32_t k = 0; k < r.num_carried; ++k) {
-      carried_[r.first_carried + k] = value(schedule_->carried()[r.first_carried + k].first);
-    }
+    set_carried(r, &Carried::first);
     const bool innermost = !has_inner(schedule_->repeats(), index);
     State before = state(r), advance_before = before;
     Sums sums_before = sums_, gained_before{};
     for (std::int64_t i = 0; i < r.count; ++i) {
       std::size_t inner = index + 1;
+      if (innermost) changed_ = false;
       play(r.begin, r.end, inner);
-      step_carried(r);
+      if (!innermost) changed_ = false;  // inside, winners change from block to block: what goes around must not
+      set_carried(r, &Carried::next);
       const State now = state(r);
       const State advance = difference(now, before);
       Sums gained;
       for (std::size_t s = 0; s < kNumBlames; ++s) gained[s] = sums_[s] - sums_before[s];
       const std::int64_t left = r.count - 1 - i;
-      if (i >= 2 && left > 0 && (innermost ? steady(r, now, advance, advance_before, left) : uniform(r, now, advance, advance_before))) {
-        extrapolate(r, now, advance, innermost, left);
-        add_waits(gained, gained_before, left);
+      if (i >= 2 && left > 0 && !changed_ &&
+          (innermost ? steady(r, now, advance, advance_before, left) : uniform(r, now, advance, advance_before))) {
+        extrapolate(index, now, advance, innermost, left);
+        add_waits(gained, innermost ? gained_before : gained, left);
+        changed_ = true;  // for the block around this one
         return;
       }
       before = now;
@@ -162,6 +186,7 @@ class Estimator::Player {
       gained_before = gained;
       sums_before = sums_;
     }
+    changed_ = true;
   }
 
   static State difference(const State& a, const State& b) {
@@ -198,8 +223,11 @@ class Estimator::Player {
       if (common < 0) common = a;
       if (std::abs(a - common) > tol) return false;
     }
-    for (double a : advance.carried) {
-      if (std::abs(a - common) > tol) return false;
+    for (std::uint32_t k = 0; k < r.num_carried; ++k) {
+      // What the block hands on untouched, or never had, is an older input.
+      const std::uint32_t own = (r.first_carried + k) | OpRef::kCarriedBit;
+      const bool older = schedule_->carried()[r.first_carried + k].next.bits == own || now.carried[k] <= kNever / 2;
+      if (!older && std::abs(advance.carried[k] - common) > tol) return false;
     }
     return true;
   }
@@ -240,14 +268,21 @@ class Estimator::Player {
     return true;
   }
 
-  void extrapolate(const Repeat& r, const State& now, const State& advance, bool innermost, std::int64_t left) {
+  void extrapolate(std::size_t index, const State& now, const State& advance, bool innermost, std::int64_t left) {
+    const auto repeats = schedule_->repeats();
+    const Repeat& r = repeats[index];
     const auto n = static_cast<double>(left);
     for (std::size_t s = 0; s < kNumStreams; ++s) stream_end_[s] = now.streams[s] + n * advance.streams[s];
     for (std::uint32_t k = 0; k < r.num_carried; ++k) carried_[r.first_carried + k] = now.carried[k] + n * advance.carried[k];
-    // Ops of blocks further inside know their advance from layer to layer, not from micro-step to micro-step.
+    // Ops of blocks further inside know their advance from layer to layer, not from micro-step to micro-step; there all
+    // that the block touches advances together, the values carried inside too.
     for (std::uint32_t i = r.begin; i < r.end; ++i) {
       const auto stream = static_cast<std::size_t>(schedule_->ops()[i].stream);
       end_[i] += n * (innermost ? advance_[i] : advance.streams[stream]);
+    }
+    const double common = advance.streams[static_cast<std::size_t>(schedule_->ops()[r.begin].stream)];
+    for (std::size_t inner = index + 1; inner < repeats.size() && repeats[inner].begin < r.end; ++inner) {
+      for (std::uint32_t k = 0; k < repeats[inner].num_carried; ++k) carried_[repeats[inner].first_carried + k] += n * common;
     }
   }
 
@@ -287,8 +322,12 @@ class Estimator::Player {
   std::vector<double> advance_;    // by op: end minus the end one iteration before
   std::vector<double> start_;
   std::vector<double> carried_;
+  std::vector<Cause> carried_cause_;
   std::vector<double> scratch_;
+  std::vector<Cause> scratch_causes_;
   std::vector<std::uint8_t> blame_;
+  std::vector<OpRef> winner_;      // by op: the predecessor that set its start
+  bool changed_ = false;           // a winner or a blame is another one than in the iteration before
   std::array<double, kNumStreams> stream_end_{};
   Sums sums_{};
   bool with_trace_ = false;

@@ -123,10 +123,11 @@ MachineSpec random_machine(Random& random) {
 
 namespace {
 
-int random_divisor(Random& random, int of) {
+/// A divisor that is a part of a node or whole nodes.
+int random_divisor(Random& random, int of, int ranks_per_node) {
   std::vector<int> divisors;
   for (int d = 1; d <= of; ++d) {
-    if (of % d == 0) divisors.push_back(d);
+    if (of % d == 0 && (ranks_per_node % d == 0 || d % ranks_per_node == 0)) divisors.push_back(d);
   }
   return random.pick(divisors);
 }
@@ -170,13 +171,13 @@ void choose_offload(Random& random, Plan& plan, int blocks) {
 
 }  // namespace
 
-Plan random_plan(Random& random, const ModelSpec& model, int ranks, std::int64_t max_micro_layers) {
+Plan random_plan(Random& random, const ModelSpec& model, int ranks, int ranks_per_node, std::int64_t max_micro_layers) {
   const auto blocks = static_cast<int>(model.sequence.size());
   const auto layers = static_cast<int>(model.num_layers);
   Plan p;
   p.ranks = ranks;
   p.zero_stage = static_cast<int>(random.between(0, 3));
-  p.shard_ranks = p.zero_stage == 0 ? 1 : random.chance(60) ? ranks : random_divisor(random, ranks);
+  p.shard_ranks = p.zero_stage == 0 ? 1 : random.chance(60) ? ranks : random_divisor(random, ranks, ranks_per_node);
   p.seq_len = random.chance(50) ? std::int64_t{1} << random.between(4, 13) : random.between(1, 3000);
   p.micro_batch = random.between(1, 4);
   const std::int64_t most = std::clamp<std::int64_t>(max_micro_layers / std::max(1, layers), 1, 40);
@@ -201,7 +202,7 @@ Scenario random_scenario(Random& random) {
   Scenario s;
   s.model = random_model(random);
   const int ranks = static_cast<int>(random.chance(20) ? 1 : random.chance(50) ? random.between(2, 64) : 8);
-  s.plan = random_plan(random, s.model, ranks);
+  s.plan = random_plan(random, s.model, ranks, ranks);
   return s;
 }
 

@@ -47,8 +47,9 @@ ModelSpec random_readable_model(Random& random);
 /// A catalog node, or a GPU with a count, on one or several nodes, with and without NVMe.
 MachineSpec random_machine(Random& random);
 
-/// A plan that check_plan() accepts. `max_micro_layers` bounds layers x micro-steps: how long the flat schedule gets.
-Plan random_plan(Random& random, const ModelSpec& model, int ranks, std::int64_t max_micro_layers = 160);
+/// A plan that check_plan() accepts, whose shard groups fit nodes of `ranks_per_node`. `max_micro_layers` bounds layers x micro-steps: how long the flat schedule gets.
+Plan random_plan(Random& random, const ModelSpec& model, int ranks, int ranks_per_node,
+                 std::int64_t max_micro_layers = 160);
 
 struct Scenario {
   ModelSpec model;
