@@ -59,6 +59,29 @@ std::string command_of(const Arguments& arguments) {
   return command;
 }
 
+/// The command line with `change`, "--host-memory 256GiB", in place of that flag's own value.
+std::string command_with(const Arguments& arguments, const std::string& change) {
+  const std::string flag = change.substr(0, change.find(' '));
+  Arguments others;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == flag) {
+      ++i;  // its value
+    } else if (!arguments[i].starts_with(flag + "=")) {
+      others.push_back(arguments[i]);
+    }
+  }
+  return command_of(others) + " " + change;
+}
+
+/// Empty when no change is a flag with its value.
+std::string fix_command(const Arguments& arguments, const Answer& answer) {
+  if (!answer.shortfall) return "";
+  for (const Shortfall::Change& change : answer.shortfall->changes) {
+    if (change.flag.starts_with("--")) return command_with(arguments, change.flag);
+  }
+  return "";
+}
+
 /// Returns the names of the files.
 std::vector<std::string> write_files(OutputFolder& folder, const Candidate& best, const Answer& answer) {
   std::vector<std::string> names;
@@ -90,6 +113,7 @@ Outcome run_plan(const Arguments& arguments) {
   PlanReport extra;
   extra.num_tokens = flags.workload.num_tokens();
   extra.command = command_of(arguments);
+  extra.fix_command = fix_command(arguments, answer);
   if (folder && best != nullptr) {
     extra.written = write_files(*folder, *best, answer);
     extra.written_to = shell_quoted(flags.out);

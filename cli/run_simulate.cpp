@@ -12,6 +12,17 @@
 #include "planner/report_json.h"
 
 namespace zeroplan {
+namespace {
+
+/// Flags of the event simulator.
+void refuse_later_flags(const Arguments& arguments) {
+  for (const std::string& argument : arguments) {
+    const std::string flag = argument.substr(0, argument.find('='));
+    if (flag == "--ranks" || flag == "--trace") throw InputError(flag + ": the event simulator is not built yet");
+  }
+}
+
+}  // namespace
 
 Outcome run_simulate(const Arguments& arguments) {
   CommandLine line("simulate", "One plan on its machine: memory by owner, time by phase and stream.",
@@ -22,6 +33,7 @@ Outcome run_simulate(const Arguments& arguments) {
   line.positional("PLAN.json", "What plan --out wrote; required", path);
   line.toggle("--estimate", "Longest path, every op as if alone; required until the event simulator is built", estimate);
   line.toggle("--json", "JSON with stable keys on stdout", json);
+  refuse_later_flags(arguments);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};
   if (path.empty()) throw InputError("zeroplan simulate: expected PLAN.json, got nothing; see --help");
   const PlanFile file = read_plan(read_text_file(path), path);

@@ -128,7 +128,7 @@ std::optional<double> WorkloadFlags::num_tokens() const {
 
 void MachineFlags::add_to(CommandLine& line) {
   line.group("Machine");
-  line.value("--gpus", "NxGPU", "GPUs of a node: 4xA100-80G, 8xH100, 2x3090-24G; with --machine: all of them, 4", gpus);
+  line.value("--gpus", "NxGPU", "GPUs of a node: 4xA100-80G, 8xH100, 2x3090-24G; with --machine: N in all", gpus);
   line.value("--nodes", "N", "Nodes [1]", nodes);
   line.value("--machine", "NAME|FILE", "A catalog node (zeroplan machines) or a machine.json", machine);
   line.value("--host-memory", "SIZE", "Memory installed in a node: 1TiB, 256GB", host_memory);

@@ -10,9 +10,7 @@
 namespace zeroplan {
 namespace {
 
-std::string free_after_margin(const TierMemory& memory, double margin) {
-  return format_gib(memory.capacity * (1 - margin) - memory.peak);
-}
+Bytes spare(const TierMemory& memory, double margin) { return memory.capacity * (1 - margin) - memory.peak; }
 
 std::string header(const Answer& answer) {
   const Request& request = answer.request;
@@ -22,8 +20,8 @@ std::string header(const Answer& answer) {
   text += fmt::format("{} ({}): {}, {} host memory{}", machine.name, machine.provider, gpus_text(machine),
                       format_gib(machine.dram), machine.nodes > 1 ? " each" : "");
   if (machine.nvme.drives > 0) {
-    text += fmt::format(", {} NVMe drives of {}", machine.nvme.drives,
-                        to_text(machine.nvme.capacity / machine.nvme.drives));
+    text += fmt::format(", NVMe {} x {:.3g} TB", machine.nvme.drives,
+                        machine.nvme.capacity.base() / machine.nvme.drives / 1e12);
   }
   text += fmt::format("\n{}\n", price_text(machine));
   const std::int64_t batch = request.global_batch.value_or(0);
@@ -34,20 +32,20 @@ std::string header(const Answer& answer) {
 
 std::string verdict(const Answer& answer, const Candidate& best, const PlanReport& extra, const ReportStyle& style) {
   const Prediction& p = best.prediction;
-  std::vector<std::string> spare;
+  std::vector<std::string> spares;
   for (const NamedTier& tier : tiers_of(p)) {
-    spare.push_back(fmt::format("{} {} {}", free_after_margin(*tier.memory, answer.request.margin),
-                                tier.name == "host" ? "host memory" : std::string(tier.name), tier.scope));
+    spares.push_back(fmt::format("{} {} {}", tier.name, format_gib(spare(*tier.memory, answer.request.margin)),
+                                 tier.scope));
   }
   std::string text = inked("Fits", Ink::good, style) +
-                     fmt::format(", with {} to spare beyond the margin of {:g} %\n", fmt::join(spare, ", "),
-                                 100 * answer.request.margin);
+                     fmt::format(", and beyond the margin of {:g} % there is to spare: {}\n",
+                                 100 * answer.request.margin, fmt::join(spares, ", "));
   text += fmt::format("  {}\n", describe(best.plan));
   text += fmt::format("  {} a step, {} ({} a GPU)", format_seconds(p.step), format_speed(p.tokens_per_second),
                       format_speed(p.tokens_per_second_per_gpu));
   if (p.mfu) text += fmt::format(", MFU {:.1f} %", 100 * *p.mfu);
   if (p.hfu) text += fmt::format(", HFU {:.1f} %", 100 * *p.hfu);
-  text += "\n";
+  text += p.mfu ? " (attention counted causally)\n" : "\n";
   const auto cost = cost_of(answer.request.machine, p);
   if (cost) text += fmt::format("  {:.3g} USD a million tokens\n", cost->usd_per_million_tokens);
   if (extra.num_tokens) {
@@ -62,9 +60,8 @@ std::string verdict(const Answer& answer, const Candidate& best, const PlanRepor
 std::string shortfall_section(const Shortfall& shortfall, double margin, const ReportStyle& style) {
   std::string text = inked("Does not fit", Ink::bad, style) + "\n";
   for (const Shortfall::Lack& lack : shortfall.lacks) {
-    const std::string scope = lack.tier == "gpu" ? "a GPU" : "a node";
-    text += fmt::format("  {} {}: {} missing ({} needed, {} there after the margin of {:g} %)\n",
-                        tier_title(lack.tier), scope, format_gib(lack.missing()), format_gib(lack.needed),
+    text += fmt::format("  {} missing in {}: {} needed, {} there after the margin of {:g} %\n",
+                        format_gib(lack.missing()), tier_title(lack.tier), format_gib(lack.needed),
                         format_gib(lack.available), 100 * margin);
   }
   text += fmt::format("  master and Adam states alone: {}, all GPUs together, at fp32\n",
@@ -72,11 +69,13 @@ std::string shortfall_section(const Shortfall& shortfall, double margin, const R
   text += fmt::format("  nearest plan: {}\n\n", describe(shortfall.nearest.plan));
   text += inked("What would make it fit, each planned", Ink::bold, style) + "\n";
   if (shortfall.changes.empty()) return text + "  nothing that was tried\n";
-  TextTable table({{"change", Align::left}, {"flag", Align::left}, {"step"}, {"tokens/s"}, {"plan", Align::left}});
+  TextTable table({{"flag", Align::left}, {"step"}, {"tokens/s"}, {"change and its plan", Align::left}});
   for (const Shortfall::Change& change : shortfall.changes) {
     const Prediction& p = change.result.prediction;
-    table.add({change.what, change.flag, format_seconds(p.step), fmt::format("{:.0f}", p.tokens_per_second),
-               describe(change.result.plan)});
+    const std::string plan = describe(change.result.plan);
+    const bool said = change.what.find(plan) != std::string::npos;
+    table.add({change.flag, format_seconds(p.step), fmt::format("{:.0f}", p.tokens_per_second),
+               said ? change.what : fmt::format("{}: {}", change.what, plan)});
   }
   return text + table.text();
 }
@@ -85,37 +84,38 @@ std::string optional_gib(const std::optional<TierMemory>& memory) {
   return memory ? fmt::format("{:.1f}", memory->peak.base() / kGiB) : "-";
 }
 
-/// "no: GPU 3.1 GiB over" for a row of a stage that does not fit.
+/// "no, missing GPU 3.1 GiB" for a stage that does not fit.
 std::string fit_text(const Candidate& candidate, double margin) {
   if (candidate.fits) return "yes";
   std::vector<std::string> over;
   for (const NamedTier& tier : tiers_of(candidate.prediction)) {
-    const Bytes excess = tier.memory->peak - tier.memory->capacity * (1 - margin);
-    if (excess.base() > 0) over.push_back(fmt::format("{} {} over", tier.name, format_gib(excess)));
+    const Bytes left = spare(*tier.memory, margin);
+    if (left.base() < 0) over.push_back(fmt::format("{} {}", tier.name, format_gib(-1.0 * left)));
   }
-  return fmt::format("no: {}", fmt::join(over, ", "));
+  return fmt::format("no, missing {}", fmt::join(over, ", "));
 }
 
 std::string plans_table(const Answer& answer, const ReportStyle& style) {
   if (answer.plans.size() < 2) return "";
   const bool stages = answer.request.per_stage;
-  std::vector<TextTable::Column> columns = {{"plan", Align::left}, {"step"},     {"tokens/s"}, {"MFU"},
-                                            {"GPU GiB"},           {"host GiB"}, {"NVMe GiB"}};
+  std::vector<TextTable::Column> columns = {{"step"},    {"tokens/s"}, {"MFU"},
+                                            {"GPU GiB"}, {"host GiB"}, {"NVMe GiB"}};
   if (stages) columns.push_back({"fits", Align::left});
+  columns.push_back({"plan", Align::left});
   TextTable table(columns);
   for (const Candidate& candidate : answer.plans) {
     const Prediction& p = candidate.prediction;
-    std::vector<std::string> cells = {describe(candidate.plan),
-                                      format_seconds(p.step),
+    std::vector<std::string> cells = {format_seconds(p.step),
                                       fmt::format("{:.0f}", p.tokens_per_second),
                                       p.mfu ? fmt::format("{:.1f} %", 100 * *p.mfu) : "-",
                                       fmt::format("{:.1f}", p.gpu.peak.base() / kGiB),
                                       optional_gib(p.host),
                                       optional_gib(p.nvme)};
     if (stages) cells.push_back(fit_text(candidate, answer.request.margin));
+    cells.push_back(describe(candidate.plan));
     table.add(std::move(cells));
   }
-  const std::string_view title = stages ? "The best plan of each stage (times hold if it fitted)" : "Alternatives, best first";
+  const std::string_view title = stages ? "Each stage at its best (where it does not fit: the plan that comes nearest)" : "Alternatives, best first";
   return inked(title, Ink::bold, style) + "\n" + table.text() + "\n";
 }
 
@@ -130,14 +130,18 @@ std::string advice_section(const std::vector<Advice>& advice, const ReportStyle&
 }
 
 std::string next_section(const PlanReport& extra, bool feasible, const ReportStyle& style) {
-  if (!feasible || extra.command.empty()) return "";
   std::string text = inked("Next", Ink::bold, style) + "\n";
+  if (!feasible) return extra.fix_command.empty() ? "" : text + fmt::format("  {}\n", extra.fix_command);
   if (extra.written_to.empty()) {
     text += fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n",
                         extra.command);
     return text + "  zeroplan simulate plan/plan.json --estimate    # time by phase and stream\n";
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));
+  if (std::ranges::find(extra.written, "launch.sh") != extra.written.end()) {
+    text += fmt::format("  less {}/launch.sh    # how DeepSpeed and accelerate start it, and where they differ\n",
+                        extra.written_to);
+  }
   return text + fmt::format("  zeroplan simulate {}/plan.json --estimate    # time by phase and stream\n",
                             extra.written_to);
 }

@@ -21,6 +21,7 @@ struct PlanReport {
   std::vector<Advice> advice;         // advise() of the best plan
   std::optional<double> num_tokens;   // of the whole run: hours and cost are printed
   std::string command;                // the command line that was given, quoted for a shell
+  std::string fix_command;            // the same with the first change that makes it fit; empty: there is none
   std::string written_to;             // folder with the files; empty: none were written
   std::vector<std::string> written;   // their names
 };

@@ -50,6 +50,14 @@ std::vector<char> letters_of(const TierMemory& memory) {
 
 std::string number_in_gib(Bytes bytes) { return fmt::format("{:.1f}", bytes.base() / kGiB); }
 
+/// "arena_gaps" -> "arena gaps".
+std::string title_of(std::string_view owner) {
+  if (owner == "nccl") return "NCCL";
+  std::string title(owner);
+  std::ranges::replace(title, '_', ' ');
+  return title;
+}
+
 /// Characters, not bytes: owners and machine names are ASCII, bars are not.
 std::size_t shown_width(std::string_view text) {
   return static_cast<std::size_t>(
@@ -106,13 +114,16 @@ std::string memory_bar(const TierMemory& memory, int width, const ReportStyle& s
 }
 
 std::string memory_legend(const TierMemory& memory) {
+  constexpr double kShown = 0.05 * kGiB;  // less prints as 0.0
   const std::vector<char> letters = letters_of(memory);
-  std::string text;
+  std::vector<std::string> parts;
   for (std::size_t i = 0; i < memory.breakdown.size(); ++i) {
     const auto& [owner, bytes] = memory.breakdown[i];
-    text += fmt::format("{}{} {} {}", i == 0 ? "" : ", ", letters[i], owner, number_in_gib(bytes));
+    if (bytes.base() >= kShown) {
+      parts.push_back(fmt::format("{} {} {}", letters[i], title_of(owner), number_in_gib(bytes)));
+    }
   }
-  return text + " GiB";
+  return parts.empty() ? "all parts below 0.05 GiB" : fmt::format("{} GiB", fmt::join(parts, ", "));
 }
 
 std::string share_bar(double part, int width, const ReportStyle& style) {
@@ -130,9 +141,9 @@ std::vector<NamedTier> tiers_of(const Prediction& prediction) {
 }
 
 std::string_view tier_title(std::string_view key) {
-  if (key == "gpu") return "GPU memory";
-  if (key == "host") return "host memory";
-  return "NVMe";
+  if (key == "gpu") return "the memory of each GPU";
+  if (key == "host") return "the host memory of each node";
+  return "the NVMe of each node";
 }
 
 std::string memory_section(const Prediction& prediction, const ReportStyle& style) {
@@ -161,8 +172,9 @@ std::string time_section(const Prediction& prediction, const ReportStyle& style)
   for (const auto& [name, seconds] : parts) {
     const double part = seconds / prediction.step;
     if (seconds.base() <= 0) continue;
-    text += fmt::format("  {:<24} {:>8}  {:>5.1f} %  {}\n", name, format_seconds(seconds), 100 * part,
-                        share_bar(part, kBarWidth, style));
+    const std::string bar = share_bar(part, kBarWidth, style);
+    text += fmt::format("  {:<24} {:>8}  {:>5.1f} %{}{}\n", name, format_seconds(seconds), 100 * part,
+                        bar.empty() ? "" : "  ", bar);
   }
   if (!prediction.limited_by.empty()) text += fmt::format("  limited by {}\n", prediction.limited_by);
   return text;

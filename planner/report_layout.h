@@ -46,7 +46,7 @@ struct NamedTier {
   const TierMemory* memory;
 };
 std::vector<NamedTier> tiers_of(const Prediction& prediction);
-/// "gpu" -> "GPU memory".
+/// "gpu" -> "the memory of each GPU".
 std::string_view tier_title(std::string_view key);
 
 /// Parts shared by the reports: each ends with a line break.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "planner/report.h"
@@ -10,15 +11,16 @@
 namespace zeroplan {
 namespace {
 
+/// What stands where the plan of a row that fits would.
 std::string why_not(const WhatifRow& row) {
-  if (!row.answer) return "cannot run it: " + row.refusal;
+  if (!row.answer) return row.refusal;
   std::vector<std::string> lacks;
   if (row.answer->shortfall) {
     for (const Shortfall::Lack& lack : row.answer->shortfall->lacks) {
-      lacks.push_back(fmt::format("{} of {}", format_gib(lack.missing()), tier_title(lack.tier)));
+      lacks.push_back(fmt::format("{} in {}", format_gib(lack.missing()), tier_title(lack.tier)));
     }
   }
-  return lacks.empty() ? "no" : fmt::format("no: {} missing", fmt::join(lacks, ", "));
+  return fmt::format("missing: {}", fmt::join(lacks, ", "));
 }
 
 std::string marks(const WhatifRow& row) {
@@ -32,7 +34,7 @@ std::vector<std::string> cells_of(const WhatifRow& row, std::optional<double> nu
   const auto cost = row.cost();
   const std::string price =
       machine.price ? fmt::format("{:.2f}", machine.price->usd_per_hour * machine.nodes) : "no price";
-  std::vector<std::string> cells = {row.alternative.name, machine.name, best != nullptr ? "yes" : why_not(row),
+  std::vector<std::string> cells = {row.alternative.name, machine.name, best != nullptr ? "yes" : "no",
                                     best != nullptr ? format_seconds(best->prediction.step) : "-",
                                     best != nullptr ? fmt::format("{:.0f}", best->prediction.tokens_per_second) : "-",
                                     price, cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-"};
@@ -42,7 +44,7 @@ std::vector<std::string> cells_of(const WhatifRow& row, std::optional<double> nu
     cells.push_back(cost ? format_count(std::llround(hours * cost->usd_per_hour)) : "-");
   }
   cells.push_back(marks(row));
-  cells.push_back(best != nullptr ? describe(best->plan) : "");
+  cells.push_back(best != nullptr ? describe(best->plan) : why_not(row));
   return cells;
 }
 
@@ -52,13 +54,32 @@ std::string workload_line(const Request& request) {
                      format_count(request.seq_len.value_or(0)), to_string(request.precision));
 }
 
-/// What every row assumes is said once; the rest with the machine's name.
+bool has_answer(const WhatifRow& row) { return row.answer.has_value(); }
+
+/// What every row assumes is said once; the rest behind the names of the machines that it is assumed of.
 std::vector<Assumption> row_assumptions(const WhatifAnswer& answer) {
-  std::vector<Assumption> all = answer.assumptions;
+  struct Shared {
+    Assumption assumption;
+    std::vector<std::string_view> names;
+  };
+  std::vector<Shared> found;
   for (const WhatifRow& row : answer.rows) {
-    for (const Assumption& a : row.alternative.machine.assumptions) {
-      all.push_back({fmt::format("{}: {}", row.alternative.name, a.what), a.value, a.source});
+    if (!row.answer) continue;
+    for (const Assumption& a : row.answer->assumptions) {
+      auto known = std::ranges::find(found, a, &Shared::assumption);
+      if (known == found.end()) known = found.insert(found.end(), {a, {}});
+      known->names.push_back(row.alternative.name);
     }
+  }
+  const auto answered = static_cast<std::size_t>(std::ranges::count_if(answer.rows, &has_answer));
+  std::vector<Assumption> all = answer.assumptions;
+  for (const Shared& shared : found) {
+    if (shared.names.size() >= answered) all.push_back(shared.assumption);
+  }
+  for (Shared& shared : found) {
+    if (shared.names.size() >= answered) continue;
+    shared.assumption.what = fmt::format("{}: {}", fmt::join(shared.names, ", "), shared.assumption.what);
+    all.push_back(std::move(shared.assumption));
   }
   return all;
 }
