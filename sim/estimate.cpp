@@ -212,8 +212,14 @@ class Estimator::Player {
     return true;
   }
 
+  /// A carried value that comes from inside the block; the others are constants there.
+  bool from_inside(const Repeat& r, std::uint32_t carried) const {
+    const std::uint32_t op = carried_cause_[carried].op;
+    return op != OpRef::kNone && op >= r.begin;
+  }
+
   /// Every stream that the block uses advances by the same time: max-plus maps commute with a shift of all inputs, so every
-  /// further iteration is a copy of this one. (Older inputs only fall further behind.)
+  /// further iteration is a copy of this one. (Inputs from before the block only fall further behind.)
   bool uniform(const Repeat& r, const State& now, const State& advance, const State& before) const {
     const double tol = tolerance(now);
     if (!equal(advance, before, tol)) return false;
@@ -282,7 +288,10 @@ class Estimator::Player {
     }
     const double common = advance.streams[static_cast<std::size_t>(schedule_->ops()[r.begin].stream)];
     for (std::size_t inner = index + 1; inner < repeats.size() && repeats[inner].begin < r.end; ++inner) {
-      for (std::uint32_t k = 0; k < repeats[inner].num_carried; ++k) carried_[repeats[inner].first_carried + k] += n * common;
+      const std::uint32_t first = repeats[inner].first_carried;
+      for (std::uint32_t k = first; k < first + repeats[inner].num_carried; ++k) {
+        if (from_inside(r, k)) carried_[k] += n * common;
+      }
     }
   }
 
