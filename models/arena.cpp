@@ -71,7 +71,8 @@ std::vector<Life> lives_of(const Schedule& schedule, Memory memory) {
         block_of.push_back(repeat);
       } else {
         if (life == kUnborn || life == kDead) fail(b, "is freed but not allocated");
-        if (block_of[life] != repeat) fail(b, "is allocated and freed in different repeated blocks: the arena needs flat layers");
+        if (block_of[life] != repeat)
+          fail(b, "is allocated and freed in different repeated blocks: the arena needs flat layers");
         lives[life].end = time;
         life = kDead;
       }
@@ -119,7 +120,8 @@ class Occupancy {
     const Work& work = schedule_.work(op);
     const bool born = std::holds_alternative<Alloc>(work);
     if (!born && !std::holds_alternative<Free>(work)) return;
-    for (const Operand& operand : schedule_.operands(op)) born ? take(operand.buffer.index) : give(operand.buffer.index);
+    for (const Operand& operand : schedule_.operands(op))
+      born ? take(operand.buffer.index) : give(operand.buffer.index);
   }
 
  private:
@@ -157,7 +159,8 @@ class Occupancy {
   std::map<std::int64_t, Range> in_use_;
 };
 
-void run_range(const Schedule& schedule, std::uint32_t begin, std::uint32_t end, std::size_t next, Occupancy& occupancy) {
+void run_range(const Schedule& schedule, std::uint32_t begin, std::uint32_t end, std::size_t next,
+               Occupancy& occupancy) {
   const auto repeats = schedule.repeats();
   for (std::uint32_t i = begin; i < end;) {
     if (next == repeats.size() || repeats[next].begin != i || repeats[next].end > end) {

@@ -1,8 +1,10 @@
-// Placement. A step falls apart into stretches between moments when nothing is alive (micro-steps); equal ones are solved
-// once. In a stretch every life goes into the lowest gap that holds it, largest first: on training steps that nearly always
-// meets the live peak. It costs n^2, so the long lives that are alive at the turn from forward to backward, which nest like a
-// stack, are first stacked without looking for gaps; only when that misses the peak is the whole stretch placed by gaps, and
-// after that the surroundings of what sticks out are searched.
+// Placement. A step falls apart into stretches between moments when nothing is alive (micro-steps); equal ones are
+// solved once. In a stretch the long lives around the turn from forward to backward nest like a stack and are stacked
+// without looking for gaps. Every other life goes into a gap, in an order: largest first, or largest size x time first.
+// Then what sticks out over the live peak is moved to the front of the order and its surroundings are placed again, as
+// often as the budget allows. Several starts differ in order, in the end of memory they fill from and in what counts as
+// long; the first that meets the live peak wins, else the lowest. Which starts, and in this order:
+// docs/memory-layout.md.
 
 #include <algorithm>
 #include <bit>
@@ -14,18 +16,38 @@
 namespace zeroplan::arena {
 namespace {
 
-constexpr std::int32_t kLongLife = 96;      // Alloc ops; a layer's forward has 10 to 20
-constexpr std::int32_t kWindow = 48;        // Alloc ops searched on each side of what sticks out, at first
-constexpr int kRounds = 4;                  // how often the window is doubled
-constexpr std::int64_t kNormalTries = 6000;      // single placements spent on searching, per stretch
-constexpr std::int64_t kThoroughTries = 4'000'000;
+enum class Order : std::uint8_t { size, area };
+enum class Fill : std::uint8_t { lowest, highest };
+
+/// `long_life` in Alloc ops (a layer's forward has 10 to 20): lives of at least that length are stacked; 0: none.
+struct Start {
+  std::int32_t long_life;
+  Order order;
+  Fill fill;
+};
+constexpr Start kStarts[] = {
+    {96, Order::size, Fill::lowest},  {96, Order::area, Fill::lowest}, {96, Order::size, Fill::highest},
+    {24, Order::area, Fill::lowest},  {0, Order::area, Fill::lowest},  {0, Order::size, Fill::lowest},
+    {24, Order::size, Fill::highest},
+};
+
+/// How long one stretch is worked on.
+struct Budget {
+  std::int64_t scans;          // occupied ranges looked at, about 1 ns each
+  int rounds;                  // reorderings of one window
+  std::int32_t widest_window;  // Alloc ops on each side of what sticks out; 48 at first, then doubled
+};
+constexpr Budget kNormal{4'000'000, 16, 100'000};
+constexpr Budget kThorough{300'000'000, 200, 100'000};
+constexpr std::int32_t kFirstWindow = 48;
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 /// Height over time: raise() sets a range to at least a height, highest() asks for its maximum.
 class Skyline {
  public:
-  explicit Skyline(std::int32_t length) : leaves_(std::bit_ceil(index(length) + 1)), highest_(2 * leaves_), whole_(2 * leaves_) {}
+  explicit Skyline(std::int32_t length)
+      : leaves_(std::bit_ceil(index(length) + 1)), highest_(2 * leaves_), whole_(2 * leaves_) {}
 
   void raise(std::int32_t begin, std::int32_t end, std::int64_t height) {
     const std::size_t first = index(begin) + leaves_, last = index(end) + leaves_ - 1;
@@ -79,21 +101,27 @@ struct Piece {
   std::int64_t top() const { return offset + size; }
 };
 
-/// Occupied ranges over time, in order of offset.
+/// Occupied ranges, in order of offset: all of them, and again for each of two rows of time buckets, one shifted by
+/// half a bucket. A short piece lies inside a bucket of one of them and meets only what is listed there.
 class Taken {
  public:
-  void clear() { pieces_.clear(); }
+  explicit Taken(std::int32_t times) : lists_(index(2 * (times / kBucket + 2) + 1)) {}
 
   void insert(const Piece& piece) {
-    const auto less = [](const Range& a, const Range& b) { return a.offset < b.offset; };
     const Range range{piece.begin, piece.end, piece.offset, piece.top()};
-    pieces_.insert(std::upper_bound(pieces_.begin(), pieces_.end(), range, less), range);
+    insert(lists_[0], range);
+    for (int row = 0; row < 2; ++row) {
+      const std::int32_t last = bucket(piece.end - 1, row);
+      for (std::int32_t b = bucket(piece.begin, row); b <= last; ++b) insert(lists_[list(b, row)], range);
+    }
   }
 
   /// The lowest offset at which the piece overlaps nothing.
-  std::int64_t lowest_gap(const Piece& piece) const {
+  std::int64_t lowest_gap(const Piece& piece, std::int64_t& scans) const {
+    const std::vector<Range>& ranges = around(piece);
+    scans -= static_cast<std::int64_t>(ranges.size()) + kOverhead;
     std::int64_t low = piece.floor;
-    for (const Range& r : pieces_) {
+    for (const Range& r : ranges) {
       const bool meets = (r.begin < piece.end) & (piece.begin < r.end);
       if (meets & (r.offset - low >= piece.size)) break;
       low = std::max(low, meets ? r.top : low);
@@ -101,73 +129,108 @@ class Taken {
     return low;
   }
 
+  /// The highest such offset under the ceiling; without one, above everything.
+  std::int64_t highest_gap(const Piece& piece, std::int64_t ceiling, std::int64_t& scans) const {
+    const std::vector<Range>& ranges = around(piece);
+    scans -= static_cast<std::int64_t>(ranges.size()) + kOverhead;
+    std::int64_t low = piece.floor, best = -1;
+    for (const Range& r : ranges) {
+      const bool meets = (r.begin < piece.end) & (piece.begin < r.end);
+      const std::int64_t end = std::min(r.offset, ceiling);
+      if (meets & (end - low >= piece.size)) best = end - piece.size;
+      low = std::max(low, meets ? r.top : low);
+    }
+    if (ceiling - low >= piece.size) return ceiling - piece.size;
+    return best >= 0 ? best : low;
+  }
+
  private:
   struct Range {
     std::int32_t begin, end;
     std::int64_t offset, top;
   };
-  std::vector<Range> pieces_;
+  static constexpr std::int32_t kBucket = 128;    // Alloc ops
+  static constexpr std::int64_t kOverhead = 100;  // scans that an insertion and the sorting cost
+
+  static std::int32_t bucket(std::int32_t time, int row) { return (time + row * (kBucket / 2)) / kBucket; }
+  static std::size_t list(std::int32_t bucket, int row) { return index(2 * bucket + row + 1); }
+  const std::vector<Range>& around(const Piece& piece) const {
+    for (int row = 0; row < 2; ++row) {
+      const std::int32_t first = bucket(piece.begin, row);
+      if (first == bucket(piece.end - 1, row)) return lists_[list(first, row)];
+    }
+    return lists_[0];
+  }
+  static void insert(std::vector<Range>& ranges, const Range& range) {
+    const auto less = [](const Range& a, const Range& b) { return a.offset < b.offset; };
+    ranges.insert(std::upper_bound(ranges.begin(), ranges.end(), range, less), range);
+  }
+
+  std::vector<std::vector<Range>> lists_;
 };
 
 /// How far pieces stick out over the live peak.
 struct Score {
   std::int64_t worst = 0, sum = 0;
+  void add(std::int64_t out) {
+    worst = std::max(worst, out);
+    sum += out;
+  }
   friend auto operator<=>(const Score&, const Score&) = default;
 };
 
 /// Pieces in order of birth, over a stack.
 class Gaps {
  public:
-  Gaps(std::vector<Piece> pieces, std::int64_t ceiling, std::int64_t tries)
-      : pieces_(std::move(pieces)), ceiling_(ceiling), tries_(tries) {}
+  /// `scans` is what is left of the budget; counted down.
+  Gaps(std::vector<Piece> pieces, std::int32_t times, std::int64_t ceiling, const Start& start, std::int64_t& scans)
+      : pieces_(std::move(pieces)), ceiling_(ceiling), start_(start), scans_(scans), times_(times), taken_(times) {}
 
   const std::vector<Piece>& pieces() const { return pieces_; }
-  Score score() const {
-    Score total;
-    for (const Piece& piece : pieces_) add(total, piece);
-    return total;
-  }
 
   void place_all() {
     std::vector<std::size_t> order(pieces_.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    sort_by_size(order);
-    taken_.clear();
+    sort(order);
     put(order);
   }
 
-  void search() {
-    for (int round = 0; round < kRounds && tries_ > 0; ++round) {
-      for (auto [begin, end] : windows(kWindow << round)) search_window(begin, end);
+  void improve(const Budget& budget) {
+    for (std::int32_t margin = kFirstWindow; margin <= budget.widest_window && scans_ > 0; margin *= 2) {
+      const auto found = windows(margin);
+      if (found.empty()) return;
+      for (auto [begin, end] : found) improve_window(begin, end, budget.rounds);
     }
   }
 
  private:
-  void sort_by_size(std::vector<std::size_t>& order) const {
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return pieces_[a].size > pieces_[b].size; });
+  void sort(std::vector<std::size_t>& order) const {
+    const auto key = [&](std::size_t i) {
+      const Piece& piece = pieces_[i];
+      return static_cast<double>(piece.size) * (start_.order == Order::area ? piece.end - piece.begin : 1);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return key(a) > key(b); });
   }
-  std::int64_t sticks_out(const Piece& piece) const { return std::max(std::int64_t{0}, piece.top() - ceiling_); }
-  void add(Score& total, const Piece& piece) const {
-    total.worst = std::max(total.worst, sticks_out(piece));
-    total.sum += sticks_out(piece);
-  }
+  std::int64_t sticks_out(std::size_t i) const { return std::max(std::int64_t{0}, pieces_[i].top() - ceiling_); }
 
+  /// Places pieces among what is taken.
   Score put(std::span<const std::size_t> order) {
-    Score total;
+    Score score;
     for (std::size_t i : order) {
-      pieces_[i].offset = taken_.lowest_gap(pieces_[i]);
-      taken_.insert(pieces_[i]);
-      add(total, pieces_[i]);
+      Piece& piece = pieces_[i];
+      piece.offset =
+          start_.fill == Fill::lowest ? taken_.lowest_gap(piece, scans_) : taken_.highest_gap(piece, ceiling_, scans_);
+      taken_.insert(piece);
+      score.add(sticks_out(i));
     }
-    return total;
+    return score;
   }
 
   std::vector<std::pair<std::int32_t, std::int32_t>> windows(std::int32_t margin) const {
     std::vector<std::pair<std::int32_t, std::int32_t>> found;
-    for (const Piece& piece : pieces_) {
-      if (sticks_out(piece) == 0) continue;
-      const std::int32_t begin = piece.begin - margin, end = piece.end + margin;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      if (sticks_out(i) == 0) continue;
+      const std::int32_t begin = pieces_[i].begin - margin, end = pieces_[i].end + margin;
       if (!found.empty() && found.back().second >= begin) {
         found.back().second = std::max(found.back().second, end);
       } else {
@@ -177,73 +240,44 @@ class Gaps {
     return found;
   }
 
-  /// Pieces inside the window are placed again and again; those that reach over its edge stay.
-  void search_window(std::int32_t begin, std::int32_t end) {
+  /// Pieces inside the window are placed again and again; those that reach over its edges stay.
+  void improve_window(std::int32_t begin, std::int32_t end, int rounds) {
     std::vector<std::size_t> order;
-    Taken around;
+    Taken around(times_);
+    Score best;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const Piece& piece = pieces_[i];
       if (begin <= piece.begin && piece.end <= end) {
         order.push_back(i);
+        best.add(sticks_out(i));
       } else if (piece.begin < end && begin < piece.end) {
         around.insert(piece);
       }
     }
-    std::vector<std::int64_t> offsets = offsets_of(order);
-    Score best;
-    for (std::size_t i : order) add(best, pieces_[i]);
-    sort_by_size(order);
-    std::vector<std::size_t> accepted = order;
-    Score current{std::numeric_limits<std::int64_t>::max(), 0};
-    std::vector<std::size_t> members = order;
-    std::sort(members.begin(), members.end());
-    while (best.worst > 0 && tries_ > 0) {
+    sort(order);
+    auto offsets = offsets_of(order);
+    for (int round = 0; round < rounds && best.worst > 0 && scans_ > 0; ++round) {
       taken_ = around;
       const Score score = put(order);
-      tries_ -= static_cast<std::int64_t>(order.size());
-      if (score < best) best = score, offsets = offsets_of(members);
-      if (score <= current) current = score, accepted = order, remember_out(order);
-      order = accepted;
-      if (!move_one_out(order)) break;
+      if (score < best) best = score, offsets = offsets_of(order);
+      std::stable_partition(order.begin(), order.end(), [&](std::size_t i) { return sticks_out(i) > 0; });
     }
-    for (std::size_t k = 0; k < members.size(); ++k) pieces_[members[k]].offset = offsets[k];
+    for (auto [i, offset] : offsets) pieces_[i].offset = offset;
   }
 
-  std::vector<std::int64_t> offsets_of(std::span<const std::size_t> ids) const {
-    std::vector<std::int64_t> offsets;
-    for (std::size_t i : ids) offsets.push_back(pieces_[i].offset);
+  std::vector<std::pair<std::size_t, std::int64_t>> offsets_of(std::span<const std::size_t> ids) const {
+    std::vector<std::pair<std::size_t, std::int64_t>> offsets;
+    offsets.reserve(ids.size());
+    for (std::size_t i : ids) offsets.emplace_back(i, pieces_[i].offset);
     return offsets;
-  }
-
-  void remember_out(std::span<const std::size_t> order) {
-    out_.clear();
-    for (std::size_t k = 0; k < order.size(); ++k) {
-      if (sticks_out(pieces_[order[k]]) > 0) out_.push_back(k);
-    }
-  }
-
-  /// Moves one of what sticks out to a random earlier place in the order.
-  bool move_one_out(std::vector<std::size_t>& order) {
-    if (out_.empty()) return false;
-    const std::size_t from = out_[random(out_.size())];
-    if (from == 0) return false;
-    const auto at = [&](std::size_t k) { return order.begin() + static_cast<std::ptrdiff_t>(k); };
-    std::rotate(at(random(from)), at(from), at(from + 1));
-    return true;
-  }
-
-  /// Knuth's 64-bit congruential generator (MMIX): the same moves on every run.
-  std::size_t random(std::size_t below) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::size_t>((state_ >> 33) % below);
   }
 
   std::vector<Piece> pieces_;
   std::int64_t ceiling_;
-  std::int64_t tries_;
+  Start start_;
+  std::int64_t& scans_;
+  std::int32_t times_;
   Taken taken_;
-  std::vector<std::size_t> out_;  // places in the accepted order of what sticks out
-  std::uint64_t state_ = 1;
 };
 
 std::int64_t live_peak(std::span<const Life> lives, std::int32_t times) {
@@ -276,34 +310,40 @@ class Stretch {
   }
 
   Placed place(LayoutEffort effort) {
-    const std::int64_t tries = effort == LayoutEffort::normal ? kNormalTries : kThoroughTries;
-    for (bool stack : {true, false}) {
-      try_out(stack, 0);
+    const Budget& budget = effort == LayoutEffort::normal ? kNormal : kThorough;
+    std::int64_t scans = budget.scans;
+    std::int64_t first_scans = scans / 2;
+    for (const Start& start : kStarts) {  // plainly first: most stretches end here
+      const std::int64_t before = first_scans;
+      attempt(start, Budget{0, 0, 0}, first_scans);
+      scans -= before - first_scans;
       if (placed_.height == placed_.live_peak) return std::move(placed_);
+      if (first_scans <= 0) break;
     }
-    for (bool stack : {true, false}) {
-      try_out(stack, tries / 2);
-      if (placed_.height == placed_.live_peak) return std::move(placed_);
+    for (const Start& start : kStarts) {
+      if (scans <= 0) break;
+      attempt(start, budget, scans);
+      if (placed_.height == placed_.live_peak) break;
     }
     return std::move(placed_);
   }
 
  private:
-  void try_out(bool stack, std::int64_t tries) {
+  void attempt(const Start& start, const Budget& budget, std::int64_t& scans) {
     std::vector<std::int64_t> offset(lives_.size(), 0);
     std::vector<bool> stacked(lives_.size(), false);
     std::vector<std::int64_t> ground(index(times_), 0);
-    if (stack) ground = stack_up(stacked, offset);
+    if (start.long_life > 0) ground = stack_up(start.long_life, stacked, offset);
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < lives_.size(); ++i) {
       if (stacked[i]) continue;
       const Life& life = lives_[i];
       const auto from = ground.begin() + life.begin, to = ground.begin() + life.end;
-      pieces.push_back({life.begin, life.end, life.size, stack ? *std::max_element(from, to) : 0, 0});
+      pieces.push_back({life.begin, life.end, life.size, start.long_life > 0 ? *std::max_element(from, to) : 0, 0});
     }
-    Gaps gaps(std::move(pieces), placed_.live_peak, tries);
+    Gaps gaps(std::move(pieces), times_, placed_.live_peak, start, scans);
     gaps.place_all();
-    if (tries > 0) gaps.search();
+    gaps.improve(budget);
     std::size_t k = 0;
     for (std::size_t i = 0; i < lives_.size(); ++i) {
       if (!stacked[i]) offset[i] = gaps.pieces()[k++].offset;
@@ -320,12 +360,13 @@ class Stretch {
   }
 
   /// Long lives around the turn, longest first, each on top of what is there during it. Returns the heights over time.
-  std::vector<std::int64_t> stack_up(std::vector<bool>& stacked, std::vector<std::int64_t>& offset) const {
+  std::vector<std::int64_t> stack_up(std::int32_t long_life, std::vector<bool>& stacked,
+                                     std::vector<std::int64_t>& offset) const {
     const std::int32_t turn = busiest(lives_, times_);
     const auto length = [&](std::size_t i) { return lives_[i].end - lives_[i].begin; };
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < lives_.size(); ++i) {
-      if (length(i) >= kLongLife && lives_[i].begin <= turn && turn < lives_[i].end) order.push_back(i);
+      if (length(i) >= long_life && nests(lives_[i], turn)) order.push_back(i);
     }
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return length(a) > length(b); });
     Skyline skyline(times_);
@@ -335,6 +376,14 @@ class Stretch {
       skyline.raise(lives_[i].begin, lives_[i].end, offset[i] + lives_[i].size);
     }
     return skyline.flat(times_);
+  }
+
+  /// Alive at the turn and about as long before as after it. A tied embedding's weights (all of forward) and gradient
+  /// (all of backward) are alive there too, and nest with nothing.
+  static bool nests(const Life& life, std::int32_t turn) {
+    constexpr std::int32_t kLopsided = 8, kSlack = 16;
+    const std::int32_t before = turn - life.begin, after = life.end - turn;
+    return before >= 0 && after > 0 && std::max(before, after) <= kLopsided * std::min(before, after) + kSlack;
   }
 
   std::vector<Life> lives_;
