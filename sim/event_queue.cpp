@@ -56,7 +56,8 @@ void EventQueue::push(Event event) {
   }
   side_.push_back(event);
   std::push_heap(side_.begin(), side_.end(), after);
-  if (side_.size() <= kMostAside || depth_ >= kMostRungs) return;
+  // A long front (many events at one time) stays as it is, or each few pushes would sort it again.
+  if (side_.size() <= kMostAside || front_.size() - head_ > kMostAside || depth_ >= kMostRungs) return;
   scratch_.assign(front_.begin() + static_cast<std::ptrdiff_t>(head_), front_.end());
   scratch_.insert(scratch_.end(), side_.begin(), side_.end());
   front_.clear();
