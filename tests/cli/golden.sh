@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# golden.sh ZEROPLAN FOLDER: whole answers compared with FOLDER/NAME.txt. ZEROPLAN_UPDATE_GOLDEN=1 rewrites the files:
+# read the diff before you commit it. Times of the search are taken out; the exit code is the last line.
+set -uo pipefail
+zeroplan="$(realpath -- "${1:?the program}")"
+folder="$(realpath -- "${2:?the folder of the golden files}")"
+work="$(mktemp -d)"
+trap 'rm -rf -- "$work"' EXIT
+cd -- "$work" || exit 2
+failed=0 total=0
+
+# golden NAME ARGUMENT...
+golden() {
+  local name="$1" code
+  shift
+  ((total += 1))
+  timeout 60 "$zeroplan" "$@" >out 2>err </dev/null
+  code=$?
+  {
+    printf '$ zeroplan %s\n' "$*"
+    sed -E 's/, in [0-9]+ ms$/, in N ms/; s/"seconds": [0-9.e-]+/"seconds": N/' out
+    sed 's/^/stderr: /' err
+    printf 'exit %d\n' "$code"
+  } >"$name.txt"
+  if [[ -n "${ZEROPLAN_UPDATE_GOLDEN:-}" ]]; then
+    cp -- "$name.txt" "$folder/$name.txt"
+  elif ! diff -u -- "$folder/$name.txt" "$name.txt"; then
+    ((failed += 1))
+  fi
+}
+
+golden 70b_4xa100 --model 70B --gpus 4xA100-80G
+golden 70b_4xa100_1tib --model 70B --gpus 4xA100-80G --host-memory 1TiB
+golden 13b_2x3090_short --model 13B --gpus 2x3090-24G --host-memory 128GiB --micro-batch 4 --recompute full
+golden 13b_2x3090_nvme --model 13B --gpus 2x3090-24G --host-memory 128GiB --micro-batch 4 --recompute full --nvme 1x2TB
+golden 70b_8xa100_stages --model 70B --gpus 8xA100-80G --zero 0,1,2,3
+golden 70b_8xa100_offload --model 70B --gpus 8xA100-80G --zero 3 --offload optimizer
+golden 13b_8xa100_stages --model 13B --gpus 8xA100-80G --zero 0,1,2,3
+golden 13b_8xa100_offload --model 13B --gpus 8xA100-80G --zero 3 --offload optimizer
+golden 13b_whatif whatif --model 13B --hardware 8xA100-80G,8xH100,2x8xH100,4xA100-80G@13USD --tokens 300B
+
+if [[ -n "${ZEROPLAN_UPDATE_GOLDEN:-}" ]]; then echo "$total golden files rewritten: read the diff"; exit 0; fi
+printf '%d golden answers, %d differ\n' "$total" "$failed"
+((failed == 0))

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# outputs.sh ZEROPLAN: what goes where: stdout and stderr, files whole or not at all, colour, help, exit codes.
+set -uo pipefail
+zeroplan="$(realpath -- "${1:?the program}")"
+work="$(mktemp -d)"
+trap 'chmod -R u+w -- "$work"; rm -rf -- "$work"' EXIT
+cd -- "$work" || exit 2
+failed=0 total=0
+small=(--model gpt2 --gpus 2x3090-24G --host-memory 64GiB --global-batch 16)
+
+# expect WHAT COMMAND...: the command succeeds.
+expect() {
+  ((total += 1))
+  if ! "${@:2}"; then
+    printf 'FAILED: %s\n' "$1"
+    ((failed += 1))
+  fi
+}
+run() { timeout 60 "$zeroplan" "$@" >out 2>err </dev/null; }
+exits() {  # exits CODE ARGUMENT...
+  local code="$1"
+  shift
+  run "$@"
+  (($? == code))
+}
+out_has() { grep -qF -- "$1" out; }
+silent() { [[ ! -s err ]]; }
+no_escapes() { ! grep -q $'\x1b' out; }
+
+# Help and version: on stdout, exit 0.
+for words in '' --help -h --version 'plan --help' 'simulate --help' 'whatif -h' 'models --help' 'machines --help' '--model x --help'; do
+  read -ra arguments <<<"$words"
+  expect "zeroplan $words" exits 0 "${arguments[@]}"
+  expect "zeroplan $words prints" test -s out
+  expect "zeroplan $words is silent on stderr" silent
+done
+for command in plan simulate whatif models machines; do
+  run "$command" --help
+  expect "$command --help has an example" out_has 'Example:'
+done
+run --help
+for later in check run compare probe topology validate report; do
+  expect "--help does not promise $later" bash -c "! grep -qE '^ +$later ' out"
+done
+
+# The default command is plan, and both give the same answer.
+run "${small[@]}"
+sed 's/, in .* ms$//' out >default.txt
+run plan "${small[@]}"
+sed 's/, in .* ms$//' out >named.txt
+expect "plan is the default command" cmp -s default.txt named.txt
+expect "--flag=value reads as --flag value" exits 0 plan --model=gpt2 --gpus=2x3090-24G
+expect "no colour off a terminal" no_escapes
+if command -v script >/dev/null; then
+  script -qec "env -u NO_COLOR TERM=xterm '$zeroplan' ${small[*]}" /dev/null >out </dev/null
+  expect "colour on a terminal" bash -c "grep -q \$'\\x1b' out"
+  script -qec "env NO_COLOR=1 TERM=xterm '$zeroplan' ${small[*]}" /dev/null >out </dev/null
+  expect "NO_COLOR is obeyed" no_escapes
+fi
+
+# Exit codes and streams.
+expect "a plan that fits: exit 0" exits 0 "${small[@]}" --json
+expect "JSON only on stdout" silent
+expect "it says feasible" out_has '"feasible": true'
+expect "nothing fits: exit 1" exits 1 --model 70B --gpus 1x3090-24G --host-memory 16GiB --json
+expect "and the answer says so" out_has '"feasible": false'
+expect "and what is missing" out_has '"missing_bytes"'
+expect "warnings go to stderr" exits 0 --model gpt2 --gpus 2x3090-24G --seq-len 2048 --json
+expect "the warning names the flag" grep -q 'warning: --seq-len' err
+expect "no null in JSON" bash -c '! grep -qE "null|nan|inf" out'
+
+# Files.
+expect "--out writes" exits 0 "${small[@]}" --out made/plan
+expect "plan.json" test -s made/plan/plan.json
+expect "deepspeed.json" test -s made/plan/deepspeed.json
+expect "launch.sh runs" bash -n made/plan/launch.sh
+expect "launch.sh is executable" test -x made/plan/launch.sh
+expect "no temporary file is left" bash -c '[[ -z "$(find made -name "*.tmp")" ]]'
+cp made/plan/plan.json before.json
+expect "a second --out is refused" exits 2 "${small[@]}" --out made/plan --zero 0
+expect "and stdout is empty" test ! -s out
+expect "and the file is as it was" cmp -s before.json made/plan/plan.json
+expect "--force overwrites" exits 0 "${small[@]}" --out made/plan --zero 0 --force
+expect "with another plan" bash -c '! cmp -s before.json made/plan/plan.json'
+expect "nothing fits: exit 1 with --out" exits 1 --model 70B --gpus 1x3090-24G --host-memory 16GiB --out none/fits
+expect "and no folder is left" test ! -e none
+mkdir blocked blocked/launch.sh
+expect "a folder in the way of a file" exits 2 "${small[@]}" --out blocked --force
+expect "leaves nothing new" bash -c '[[ "$(ls -A blocked)" == launch.sh ]]'
+if ((EUID != 0)); then
+  mkdir locked && chmod a-w locked
+  expect "a folder that cannot be written" exits 2 "${small[@]}" --out locked
+  expect "and stdout is empty" test ! -s out
+fi
+
+# A plan file gives the prediction that the search gave.
+run "${small[@]}" --zero 3 --out again --json
+step="$(grep -m1 -o '"step_seconds": [0-9.e-]*' out)"
+expect "simulate --estimate reads plan.json" exits 0 simulate again/plan.json --estimate --json
+expect "simulate has the step of the plan" out_has "$step"
+expect "simulate counts ops" grep -qE '"ops": [1-9]' out
+expect "simulate as text" exits 0 simulate again/plan.json --estimate
+expect "with the streams" out_has 'Streams by phase'
+expect "without --estimate it is not built yet" exits 2 simulate again/plan.json
+sed 's/"zero_stage": 3/"zero_stage": 7/' again/plan.json >wrong.json
+expect "a plan that is wrong: exit 2" exits 2 simulate wrong.json --estimate
+expect "with its line" grep -q 'wrong.json:[0-9]*: /plan/zero_stage' err
+
+# The user's machine and prices.
+expect "--machine with ranks" exits 0 --model gpt2 --machine p4de.24xlarge --gpus 4 --json
+expect "uses that many" out_has '"gpus": 4'
+expect "--machine with nodes" exits 0 --model gpt2 --machine p4de.24xlarge --gpus 16 --json
+expect "on two nodes" out_has '"nodes": 2'
+run machines p4de.24xlarge --json
+cp out machine.json
+expect "a machine file" exits 0 --model gpt2 --machine machine.json --gpus 2xA100-80G --json
+expect "whatif with the user's price" exits 0 whatif --model gpt2 --hardware 8xA100-80G,2x3090-24G@1.5USD --tokens 10B --json
+expect "has that price" out_has '"usd_per_hour": 1.5'
+expect "marks one as cheapest" bash -c '(($(grep -c "\"cheapest\": true" out) == 1))'
+expect "marks one as fastest" bash -c '(($(grep -c "\"fastest\": true" out) == 1))'
+expect "whatif: nothing fits anywhere" exits 1 whatif --model 405B --hardware 1x3090-24G
+
+printf '%d expectations, %d failed\n' "$total" "$failed"
+((failed == 0))
