@@ -18,7 +18,7 @@ class ExactSum {
   /// Throws std::logic_error for a negative term.
   void add(double term);
   void add(const ExactSum& other);
-  /// The sum rounded to double once (truncated to 53 bits, then exact).
+  /// The sum to within one unit in the last place of a double; a function of the exact sum alone.
   double value() const;
 
   void to_digits(std::span<float, kDigits> digits) const;

@@ -24,7 +24,7 @@ namespace zeroplan {
 std::vector<std::int64_t> tensor_offsets(const BlockKind& kind, DType type);
 
 /// Most scratch that one thread holds after any kernel ran with these sizes. It is outside the plan's arenas.
-std::int64_t kernel_scratch_bytes(std::int64_t seq_len, std::int64_t tokens);
+std::int64_t kernel_scratch_bytes(TokenShape tokens, std::int64_t head_dim);
 
 // --- linear ----------------------------------------------------------------------------------------
 

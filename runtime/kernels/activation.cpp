@@ -1,0 +1,153 @@
+#include <array>
+#include <numbers>
+#include <utility>
+
+#include "models/error.h"
+#include "runtime/kernels/kernels.h"
+#include "runtime/kernels/loops.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, ActivationFunction>, 7> kNames = {{
+    {"gelu", ActivationFunction::gelu_erf},
+    {"gelu_new", ActivationFunction::gelu_tanh},
+    {"gelu_pytorch_tanh", ActivationFunction::gelu_tanh},
+    {"gelu_fast", ActivationFunction::gelu_tanh},
+    {"silu", ActivationFunction::silu},
+    {"swish", ActivationFunction::silu},
+    {"relu", ActivationFunction::relu},
+}};
+
+template <class W>
+struct Point {
+  W value, slope;
+};
+
+template <class W>
+W sigmoid(W x) {
+  return W{1} / (W{1} + exponential(-x));
+}
+
+/// f(x) and f'(x).
+template <ActivationFunction F, class W>
+Point<W> evaluate(W x) {
+  if constexpr (F == ActivationFunction::gelu_tanh) {
+    // x (1 + tanh u) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks & Gimpel, arXiv 1606.08415).
+    constexpr W kCubic = W(0.044715);
+    const W two_root = W(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);  // 2 sqrt(2 / pi)
+    const W s = sigmoid(two_root * (x + kCubic * x * x * x));
+    return {x * s, s + x * s * (W{1} - s) * two_root * (W{1} + W{3} * kCubic * x * x)};
+  } else if constexpr (F == ActivationFunction::gelu_erf) {
+    const W below = W(0.5) * std::erfc(-x * W(std::numbers::sqrt2 / 2));  // the normal distribution's mass below x
+    const W density = exponential(W(-0.5) * x * x) * W(std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2);
+    return {x * below, below + x * density};
+  } else if constexpr (F == ActivationFunction::silu) {
+    const W s = sigmoid(x);
+    return {x * s, s * (W{1} + x * (W{1} - s))};
+  } else {
+    static_assert(F == ActivationFunction::relu);
+    return {x > W{0} ? x : W{0}, x > W{0} ? W{1} : W{0}};
+  }
+}
+
+template <ActivationFunction F>
+struct Function {
+  static constexpr ActivationFunction kValue = F;
+};
+
+template <class Use>
+void with_function(ActivationFunction function, Use&& use) {
+  switch (function) {
+    case ActivationFunction::gelu_tanh:
+      return use(Function<ActivationFunction::gelu_tanh>{});
+    case ActivationFunction::gelu_erf:
+      return use(Function<ActivationFunction::gelu_erf>{});
+    case ActivationFunction::silu:
+      return use(Function<ActivationFunction::silu>{});
+    case ActivationFunction::relu:
+      return use(Function<ActivationFunction::relu>{});
+  }
+}
+
+template <ActivationFunction F, class T>
+void forward_row(bool gated, std::int64_t width, const T* x, T* y) {
+  for (std::int64_t i = 0; i < width; ++i) {
+    const auto value = evaluate<F>(widen(x[i])).value;
+    y[i] = narrow<T>(gated ? value * widen(x[width + i]) : value);
+  }
+}
+
+template <ActivationFunction F, class T>
+void backward_row(bool gated, std::int64_t width, const T* dy, const T* x, T* out, const T* base) {
+  using W = Wide<T>;
+  const auto put = [&](std::int64_t i, W value) { out[i] = narrow<T>(base == nullptr ? value : widen(base[i]) + value); };
+  for (std::int64_t i = 0; i < width; ++i) {
+    const Point<W> f = evaluate<F>(widen(x[i]));
+    const W g = widen(dy[i]);
+    if (gated) {
+      const W up = widen(x[width + i]);
+      put(width + i, g * f.value);
+      put(i, g * up * f.slope);
+    } else {
+      put(i, g * f.slope);
+    }
+  }
+}
+
+}  // namespace
+
+ActivationFunction activation_function(std::string_view name) {
+  std::vector<std::string> known;
+  for (const auto& [known_name, function] : kNames) {
+    if (name == known_name) return function;
+    known.emplace_back(known_name);
+  }
+  throw InputError("activation \"" + std::string(name) + "\" has no kernel in the runtime; " + did_you_mean(name, known));
+}
+
+ActivationShape activation_shape(const GraphOp& op) {
+  const std::size_t space = op.name.rfind(' ');
+  if (op.kernel != Kernel::activation || space == std::string::npos) {
+    throw std::logic_error("activation_shape: \"" + op.name + "\" names no activation");
+  }
+  return {activation_function(std::string_view(op.name).substr(space + 1)), op.in_features == 2 * op.out_features,
+          op.out_features};
+}
+
+template <class T>
+void activation_forward(const ActivationShape& shape, std::span<const T> x, std::span<T> y, ThreadPool& pool) {
+  const std::int64_t in = shape.width * (shape.gated ? 2 : 1), rows = rows_of(y.size(), shape.width, "activation output");
+  expect_count(x.size(), rows * in, "activation input");
+  with_function(shape.function, [&](auto f) {
+    for_rows(rows, in, pool, [&](std::int64_t row) {
+      forward_row<decltype(f)::kValue>(shape.gated, shape.width, x.data() + row * in, y.data() + row * shape.width);
+    });
+  });
+}
+
+template <class T>
+void activation_backward(const ActivationShape& shape, std::span<const T> dy, std::span<const T> x, ValueGradient<T> dx,
+                         ThreadPool& pool) {
+  const std::int64_t in = shape.width * (shape.gated ? 2 : 1);
+  const std::int64_t rows = rows_of(dy.size(), shape.width, "activation output gradient");
+  expect_count(x.size(), rows * in, "activation input");
+  expect_gradient(dx, rows * in, "activation input gradient");
+  with_function(shape.function, [&](auto f) {
+    for_rows(rows, in, pool, [&](std::int64_t row) {
+      backward_row<decltype(f)::kValue>(shape.gated, shape.width, dy.data() + row * shape.width, x.data() + row * in,
+                                        dx.out.data() + row * in, dx.base.empty() ? nullptr : dx.base.data() + row * in);
+    });
+  });
+}
+
+#define ZEROPLAN_ACTIVATION(T)                                                                               \
+  template void activation_forward(const ActivationShape&, std::span<const T>, std::span<T>, ThreadPool&);   \
+  template void activation_backward(const ActivationShape&, std::span<const T>, std::span<const T>, ValueGradient<T>, \
+                                    ThreadPool&)
+ZEROPLAN_ACTIVATION(Bf16);
+ZEROPLAN_ACTIVATION(Fp16);
+ZEROPLAN_ACTIVATION(float);
+ZEROPLAN_ACTIVATION(double);
+
+}  // namespace zeroplan
