@@ -30,6 +30,8 @@ namespace {
 constexpr int kStateRingSlots = 3;   // NVMe: one read, one updated, one written
 constexpr int kUpdateRingSlots = 2;  // gradients, weights and streamed states on their way
 
+constexpr std::size_t kOpsReserved = 1024;  // folded schedules have 300 to 900
+
 /// A block of the sequence under this plan.
 struct Block {
   int kind = 0;
@@ -63,6 +65,7 @@ class Emitter {
   }
 
   Schedule run() {
+    builder_.reserve(kOpsReserved);
     declare_resident();
     micro_steps();
     optimizer();
@@ -137,7 +140,9 @@ class Emitter {
       block.kind = model_.sequence[i];
       const BlockKind& kind = kind_of(block);
       block.role = kind.role;
-      block.layout = layouts_.try_emplace(block.kind, flat_layout(kind, compute_type(), plan_.shard_ranks)).first->second;
+      auto [layout, fresh] = layouts_.try_emplace(block.kind);
+      if (fresh) layout->second = flat_layout(kind, compute_type(), plan_.shard_ranks);
+      block.layout = layout->second;
       if (kind.role == BlockRole::layer && layer++ < plan_.recompute_layers) block.recompute = plan_.recompute;
       block.parameters = plan_.parameters.tier_of(static_cast<int>(i));
       block.optimizer = plan_.optimizer.tier_of(static_cast<int>(i));

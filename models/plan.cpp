@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "models/json_reader.h"
@@ -100,7 +101,7 @@ class PlanChecker {
             fmt::format("expected 0 to the model's {} layers", layers_));
     require((p_.recompute == Recompute::none) == (p_.recompute_layers == 0), "recompute_layers",
             "expected 0 exactly when recompute is \"none\"");
-    require(p_.clip_norm >= 0, "clip_norm", "expected 0 (no clipping) or a positive norm");
+    require(p_.clip_norm >= 0 && std::isfinite(p_.clip_norm), "clip_norm", "expected 0 (no clipping) or a positive norm");
   }
 
   void sharding() const {
@@ -319,6 +320,10 @@ PlanFile read_plan(std::string_view text, const std::string& file_name) {
   check_plan(file.plan, file.model, file_name + ":" + std::to_string(root.at("plan").line()) + ": /plan");
   if (file.plan.ranks != file.machine.ranks()) {
     root.at("plan").at("ranks").fail(fmt::format("the machine's {} ranks", file.machine.ranks()));
+  }
+  const int group = file.plan.shard_ranks, node = file.machine.gpus_per_node;
+  if (node % group != 0 && group % node != 0) {
+    root.at("plan").at("shard_ranks").fail(fmt::format("an even part of a node's {} GPUs, or whole nodes", node));
   }
   return file;
 }

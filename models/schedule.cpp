@@ -18,6 +18,13 @@ std::vector<std::int64_t> Schedule::multiplicities() const {
   return times;
 }
 
+void ScheduleBuilder::reserve(std::size_t ops) {
+  schedule_.ops_.reserve(ops);
+  schedule_.edges_.reserve(ops);
+  schedule_.operands_.reserve(3 * ops);
+  schedule_.buffers_.reserve(ops);
+}
+
 BufferId ScheduleBuilder::declare(Buffer buffer) {
   const auto unit = static_cast<double>(kBufferAlignment);
   buffer.size = Bytes(std::ceil(buffer.size.base() / unit) * unit);
@@ -48,8 +55,8 @@ OpRef ScheduleBuilder::add(Stream stream, Phase phase, int block, WorkId work, s
   }
   for (const Operand& operand : operands) {
     if (operand.buffer.index >= schedule_.buffers_.size()) throw std::logic_error("schedule: an operand that was not declared");
-    schedule_.operands_.push_back(operand);
   }
+  schedule_.operands_.insert(schedule_.operands_.end(), operands.begin(), operands.end());
   op.num_operands = static_cast<std::uint16_t>(operands.size());
   schedule_.ops_.push_back(op);
   return {static_cast<std::uint32_t>(schedule_.ops_.size() - 1)};

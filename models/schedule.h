@@ -220,6 +220,8 @@ class Schedule {
 /// Collects a schedule. Edges must point to smaller ids: no cycle can be built.
 class ScheduleBuilder {
  public:
+  /// Makes room for about so many ops and what belongs to them.
+  void reserve(std::size_t ops);
   /// Rounds the size up to kBufferAlignment.
   BufferId declare(Buffer buffer);
   WorkId work(Work work);

@@ -179,6 +179,22 @@ void check_updates(const Schedule& s, const ModelSpec& model, const Plan& plan) 
   if (updated != expected) throw std::runtime_error("Adam updates another number of parameters than the rank's part");
 }
 
+/// Nothing reads a step buffer that nobody has written since its allocation.
+void check_written_before_read(const Schedule& s) {
+  std::vector<bool> written(s.buffers().size(), false);
+  for (const Op& op : s.ops()) {
+    const bool alloc = std::holds_alternative<Alloc>(s.work(op)), free = std::holds_alternative<Free>(s.work(op));
+    for (const Operand& o : s.operands(op)) {
+      const bool step = s.buffer(o.buffer).lifetime == Lifetime::step;
+      if (step && !alloc && !free && o.access == Access::read && !written[o.buffer.index]) {
+        throw std::runtime_error("a buffer is read before it is written");
+      }
+      if (alloc) written[o.buffer.index] = false;
+      else if (o.access != Access::read) written[o.buffer.index] = true;
+    }
+  }
+}
+
 void check_multiplicities(const Schedule& flat, const Schedule& folded) {
   std::int64_t sum = 0;
   for (const std::int64_t times : folded.multiplicities()) sum += times;
@@ -190,6 +206,7 @@ void check_scenario(const Scenario& scenario) {
   const Schedule flat = lowering.zeroplan(scenario.plan, Folding::none);
   const Schedule folded = lowering.zeroplan(scenario.plan, Folding::layers);
   validate(flat, scenario.model);
+  check_written_before_read(flat);
   check_bytes(flat, scenario.plan);
   check_updates(flat, scenario.model, scenario.plan);
   check_multiplicities(flat, folded);
