@@ -1,7 +1,7 @@
 // The static arena: layouts are legal, meet the live peak, and the bound is the memory timeline's peak.
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 
 #include <fmt/format.h>
 
@@ -108,18 +108,18 @@ Schedule random_schedule(Random& random) {
 
 struct Result {
   double ratio = 1;
-  double milliseconds = 0;
+  double milliseconds = 0;  // of processor time
 };
 
 /// Lays out, checks the layout and its bound, and measures.
 Result laid_out(const Schedule& schedule, LayoutEffort effort = LayoutEffort::normal) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   const ArenaLayout layout = lay_out(schedule, Memory::hbm, effort);
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  const double milliseconds = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   CHECK_NOTHROW(check_layout(schedule, Memory::hbm, layout));
   CHECK(layout.lower_bound == MemoryTimeline(schedule).peak(Memory::hbm).bytes);
   CHECK(layout.size >= layout.lower_bound);
-  return {layout.ratio(), time.count()};
+  return {layout.ratio(), milliseconds};
 }
 
 bool dense(const ModelSpec& model) { return model.active_parameters() == model.parameters(); }
@@ -143,17 +143,22 @@ TEST_CASE("Layouts of random schedules share no byte between live buffers") {
 
 TEST_CASE("Layouts of random plans share no byte between live buffers and stay near the live peak") {
   Random random(2);
+  std::vector<double> ratios;
   for (int k = 0; k < 300; ++k) {
     const Scenario scenario = random_scenario(random);
     CAPTURE(name_of(scenario));
     const Schedule schedule = lower(scenario.model, scenario.plan, Folding::micro_steps);
-    CHECK(laid_out(schedule).ratio < 1.05);
+    ratios.push_back(laid_out(schedule).ratio);
     for (Memory memory : {Memory::pinned, Memory::dram, Memory::nvme}) {
       const ArenaLayout layout = lay_out(schedule, memory);
       CHECK_NOTHROW(check_layout(schedule, memory, layout));
       CHECK(layout.size == MemoryTimeline(schedule).peak(memory).bytes);
     }
   }
+  std::sort(ratios.begin(), ratios.end());
+  CHECK(ratios[ratios.size() * 9 / 10] == 1.0);
+  CHECK(ratios[ratios.size() * 98 / 100] <= 1.01);
+  CHECK(ratios.back() < 1.10);  // small models with odd mixes of few large buffers
 }
 
 TEST_CASE("A flat and a micro-step-folded schedule need the same arena") {
@@ -242,6 +247,9 @@ TEST_CASE("Arena over live peak, by model and plan", "[.arena-table]") {
     }
   }
   std::sort(times.begin(), times.end());
-  fmt::print("\n\n{} cases, {} exact, worst {:.4f}; ms: median {:.2f}, 95 % {:.2f}, most {:.2f}\n", cases, exact,
-             worst.ratio, times[times.size() / 2], times[times.size() * 95 / 100], times.back());
+  fmt::print(
+      "\n\nLlama-2-70B, zero3 full p1: {:.2f} ms",
+      laid_out(find_model("llama-2-70b"), base_plan(find_model("llama-2-70b"), 3, Recompute::full, 1)).milliseconds);
+  fmt::print("\n\n{} cases, {} exact, worst {:.4f}; processor ms: median {:.2f}, 95 % {:.2f}, most {:.2f}\n", cases,
+             exact, worst.ratio, times[times.size() / 2], times[times.size() * 95 / 100], times.back());
 }
