@@ -42,6 +42,10 @@ Answer answer_for(std::string_view text, const std::string& file, const std::str
   return answer;
 }
 
+std::string counted(int count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string names_of(const Answer& answer, const std::vector<int>& gpus) {
   std::vector<std::string> names;
   for (const int gpu : gpus) names.push_back(answer.gpu_name(gpu));
@@ -50,7 +54,8 @@ std::string names_of(const Answer& answer, const std::vector<int>& gpus) {
 
 std::string pcie_text(const PcieLink& link) {
   if (link.generation == 0) return "";
-  return link.lanes == 0 ? fmt::format("Gen{}", link.generation) : fmt::format("Gen{} x{}", link.generation, link.lanes);
+  return link.lanes == 0 ? fmt::format("Gen{}", link.generation)
+                         : fmt::format("Gen{} x{}", link.generation, link.lanes);
 }
 
 // --- text ---------------------------------------------------------------------------------------
@@ -71,7 +76,7 @@ void print_matrix(const Answer& answer, std::ostream& out) {
     const std::string numa = device.numa.empty() ? "-" : fmt::format("{}", fmt::join(device.numa, ","));
     std::string about = device.device;
     if (const std::string link = pcie_text(device.pcie); !link.empty()) about += ", " + link;
-    if (device.nvlinks > 0) about += fmt::format(", {} NVLinks", device.nvlinks);
+    if (device.nvlinks > 0) about += ", " + counted(device.nvlinks, "NVLink");
     if (device.speed.base() > 0) about += ", " + format_rate(device.speed);
     fmt::print(out, "  {:>5}  {}\n", numa, about.empty() ? "-" : about);
   }
@@ -133,8 +138,7 @@ void print_routes(const Answer& answer, std::ostream& out) {
       pairs.push_back(fmt::format("{}-{}", answer.gpu_name(route.from), answer.gpu_name(route.to)));
     }
     const bool all = pairs.size() == answer.routes.size() && pairs.size() > 1;
-    fmt::print(out, "  {:<36} {:>12}  {}\n", first.way,
-               first.rate.base() > 0 ? format_rate(first.rate) : "rate: --gpu",
+    fmt::print(out, "  {:<36} {:>12}  {}\n", first.way, first.rate.base() > 0 ? format_rate(first.rate) : "rate: --gpu",
                all ? fmt::format("every pair ({})", pairs.size()) : fmt::format("{}", fmt::join(pairs, " ")));
   }
 }
@@ -165,16 +169,16 @@ void print_nics(const Answer& answer, std::ostream& out) {
 
 void print_form(const Answer& answer, std::ostream& out) {
   const MachineSpec& machine = answer.machine;
-  std::string links = "";
-  if (answer.form.nvlinks > 0) links = fmt::format(", {} NVLinks a GPU", answer.form.nvlinks);
+  std::string links;
+  if (answer.form.nvlinks > 0) links = fmt::format(", {} a GPU", counted(answer.form.nvlinks, "NVLink"));
   if (machine.nvlink.base() > 0) links += fmt::format(" ({})", format_rate(machine.nvlink));
-  const std::string network =
-      machine.network.nics > 0 ? fmt::format(", {} NICs ({})", machine.network.nics, format_rate(machine.network.bandwidth))
-                               : ", no NIC";
-  fmt::print(out, "\nMachine: {} x {}, {}{}, {} GPUs a PCIe switch, {} a root complex, {} socket{}{}\n",
-             machine.gpus_per_node, machine.gpu.name, to_string(machine.interconnect), links,
-             machine.gpus_per_pcie_switch, machine.gpus_per_root_complex, machine.sockets,
-             machine.sockets == 1 ? "" : "s", network);
+  const NetworkSpec& network = machine.network;
+  const std::string nics = network.nics > 0
+                               ? fmt::format("{} ({})", counted(network.nics, "NIC"), format_rate(network.bandwidth))
+                               : "no NIC";
+  fmt::print(out, "\nMachine: {} x {}, {}{}, {} a PCIe switch, {} a root complex, {}, {}\n", machine.gpus_per_node,
+             machine.gpu.name, to_string(machine.interconnect), links, counted(machine.gpus_per_pcie_switch, "GPU"),
+             machine.gpus_per_root_complex, counted(machine.sockets, "socket"), nics);
 }
 
 void print_assumptions(const Answer& answer, std::ostream& out) {
@@ -187,8 +191,8 @@ void print_assumptions(const Answer& answer, std::ostream& out) {
 
 void print_text(const Answer& answer, std::ostream& out) {
   const NodeTopology& topology = answer.topology;
-  fmt::print(out, "{}: {} GPU{}, {} NIC{}, {}\n\n", topology.file, topology.gpus.size(),
-             topology.gpus.size() == 1 ? "" : "s", topology.nics.size(), topology.nics.size() == 1 ? "" : "s",
+  fmt::print(out, "{}: {}, {}, {}\n\n", topology.file, counted(static_cast<int>(topology.gpus.size()), "GPU"),
+             counted(static_cast<int>(topology.nics.size()), "NIC"),
              topology.format == TopologyFormat::nccl ? "NCCL topology" : "nvidia-smi topo -m");
   print_matrix(answer, out);
   print_graph(answer, out);
