@@ -47,7 +47,11 @@ std::string to_string(const TopologyLink& link) {
 }
 
 void fail_at(const std::string& file, int line, std::string_view message) {
-  throw InputError(fmt::format("{}:{}: {}", file, line, message));
+  std::string printable(message);
+  for (char& c : printable) {
+    if (c < 0x20 || c == 0x7f) c = '?';  // names of XML elements may hold anything
+  }
+  throw InputError(fmt::format("{}:{}: {}", file, line, printable));
 }
 
 std::string found_text(std::string_view text) {

@@ -27,7 +27,11 @@ void XmlElement::fail(std::string_view message) const {
 
 std::string XmlElement::text(const char* attribute) const {
   if (!has(attribute)) fail(fmt::format("expected the attribute {}, found none", attribute));
-  return node_.attribute(attribute).value();
+  std::string value = node_.attribute(attribute).value();
+  if (std::ranges::any_of(value, [](char c) { return c < 0x20 || c == 0x7f; })) {
+    fail(fmt::format("{}: expected printable ASCII, found {}", attribute, found_text(value)));
+  }
+  return value;
 }
 
 int XmlElement::integer(const char* attribute, int low, int high) const {

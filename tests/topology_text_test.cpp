@@ -473,6 +473,7 @@ TEST_CASE("Malformed XML is refused with line, expected and found") {
       {"speed=\"200000\"", "speed=\"fast\"",
        "t:10: <net>: speed: expected a number from 1 to 100000000, found \"fast\""},
       {"speed=\"200000\"", "speed=\"nan\"", "t:10: <net>: speed: expected a number"},
+      {"name=\"mlx5_0\"", "name=\"m&#27;[2J\"", "t:10: <net>: name: expected printable ASCII, found \"m?[2J\""},
       {"name=\"mlx5_0\"", "name=\"\"", "t:10: <net>: name: expected the name of a device, found nothing"},
       {"name=\"mlx5_0\"", "", "t:10: <net>: expected the attribute name, found none"},
       {"gdr=\"1\"/>", "gdr=\"2\"/>", "t:10: <net>: gdr: expected a number from 0 to 1"},
