@@ -50,6 +50,7 @@ void ClusterPlayer::reset() {
   for (std::size_t i = 0; i < running_.size(); ++i) sharing_.add_flow();
   dirty_ranks_.clear();
   last_load_.assign(in_.num_resources + 2, 0);
+  held_ = held_since_ = 0;
   for (std::size_t s = 0; s < kStreams; ++s) out_.watched[s].resize(in_.program->stream(s).size());
 }
 
@@ -277,7 +278,13 @@ void ClusterPlayer::refresh(std::uint32_t rank) {
   state.dirty = false;
   double sms = 0, hbm = 0;
   take_of_transfers(rank, sms, hbm);
-  state.slow_sm = 1 / std::max(1 - sms, kLeastSms);
+  sms = std::min(sms, 1 - kLeastSms);
+  if (rank == watched_) {
+    out_.sm_held += held_ * (now_ - held_since_);
+    held_ = sms;
+    held_since_ = now_;
+  }
+  state.slow_sm = 1 / (1 - sms);
   state.slow_hbm = 1 / std::max(1 - hbm, kLeastHbm);
   if (state.kernels == 0) return;
   if (!std::has_single_bit(state.kernels)) return share_kernels(rank);

@@ -57,6 +57,7 @@ struct LoadSample {
 struct PlayerOutput {
   std::array<std::vector<WatchedOp>, kNumStreams> watched;
   std::vector<LoadSample> samples;
+  double sm_held = 0;  // by the watched rank's collectives: part of the SMs, over time
   double step = 0;
   int last_rank = 0;
   std::int64_t events = 0;
@@ -137,6 +138,7 @@ class ClusterPlayer {
   std::vector<std::uint32_t> dirty_ranks_;
   std::vector<Use> uses_;
   std::vector<double> last_load_;
+  double held_ = 0, held_since_ = 0;
 };
 
 }  // namespace zeroplan

@@ -134,6 +134,7 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
   const PlayerOutput output = s.player.play(input);
   Simulation result = report({schedule, demands, program, works, s.costs, s.groups, output, options});
   result.ranks = s.costs.num_nodes() * s.costs.gpus_per_node();
+  result.gpus_per_node = s.costs.gpus_per_node();
   result.simulated_ranks = simulated;
   return result;
 }

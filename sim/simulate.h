@@ -58,6 +58,7 @@ struct Simulation {
   std::array<Seconds, kNumRoles> role_busy{};  // as Estimate's: demands summed
   std::vector<ResourceUse> resources;          // of the reported rank's node
   std::int64_t ranks = 0;         // of the job
+  int gpus_per_node = 0;
   std::int64_t simulated_ranks = 0;
   std::int64_t ops = 0;           // timed ops of one rank
   std::int64_t events = 0;        // ops ended and transfers begun or changed in rate, all simulated ranks

@@ -149,14 +149,7 @@ std::vector<double> resource_seconds(const ReportInput& in, const std::vector<st
       }
     }
   }
-  // Channels hold their SMs as long as the collective stands on its stream.
-  for (std::size_t s = 0; s < kNumStreams; ++s) {
-    const auto ops = in.program.stream(s);
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const WatchedOp& op = in.output.watched[s][i];
-      seconds[in.costs.sm(rank)] += in.works[ops[i].work].take.sms * (op.end - op.start);
-    }
-  }
+  seconds[in.costs.sm(rank)] += in.output.sm_held;
   return seconds;
 }
 
