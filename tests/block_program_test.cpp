@@ -16,16 +16,20 @@ namespace {
 
 constexpr std::array kModes{Recompute::none, Recompute::selective, Recompute::full};
 
-/// Plays a program on one number a value. Ops are linear with random integer factors (arithmetic wraps, so it is exact),
-/// and every slot remembers which value it holds.
+/// Plays a program on one number a value. Ops are linear with random integer factors (arithmetic wraps, so it is
+/// exact), and every slot remembers which value it holds.
 class Interpreter {
  public:
   Interpreter(const BlockKind& kind, const BlockProgram& program, Random& random)
-      : kind_(kind), program_(program), holds_(program.slots.size(), -1), alive_(program.slots.size(), false),
+      : kind_(kind),
+        program_(program),
+        holds_(program.slots.size(), -1),
+        alive_(program.slots.size(), false),
         gradient_(program.slots.size(), 0) {
     for (const GraphOp& op : kind.ops) {
       auto& factors = factors_.emplace_back();
-      for (std::size_t k = 0; k < op.inputs.size(); ++k) factors.push_back(op.kernel == Kernel::add ? 1 : random.bits());
+      for (std::size_t k = 0; k < op.inputs.size(); ++k)
+        factors.push_back(op.kernel == Kernel::add ? 1 : random.bits());
     }
     make_reference(random);
   }
@@ -76,7 +80,8 @@ class Interpreter {
     if (program_.memory >= 0) saved.insert(program_.memory);
     if (program_.output >= 0) saved.insert(program_.output);
     for (std::size_t s = 0; s < alive_.size(); ++s) {
-      require(alive_[s] == saved.contains(static_cast<int>(s)), "what forward leaves alive is not what it says it saves");
+      require(alive_[s] == saved.contains(static_cast<int>(s)),
+              "what forward leaves alive is not what it says it saves");
     }
     if (program_.output >= 0 && !std::count(program_.saved.begin(), program_.saved.end(), program_.output)) {
       alive_[static_cast<std::size_t>(program_.output)] = false;
@@ -99,11 +104,13 @@ class Interpreter {
       require(gradient(program_.input_gradient) == reference(kind_.input), "the input's gradient is wrong");
     }
     if (program_.memory_gradient >= 0) {
-      require(gradient(program_.memory_gradient) == memory_seed_ + reference(kind_.memory), "the encoder output's gradient is wrong");
+      require(gradient(program_.memory_gradient) == memory_seed_ + reference(kind_.memory),
+              "the encoder output's gradient is wrong");
     }
     for (std::size_t i = 0; i < kind_.ops.size(); ++i) {
       bool trainable = false;
-      for (const int t : kind_.ops[i].tensors) trainable = trainable || kind_.tensors[static_cast<std::size_t>(t)].trainable;
+      for (const int t : kind_.ops[i].tensors)
+        trainable = trainable || kind_.tensors[static_cast<std::size_t>(t)].trainable;
       const int expected = trainable ? 1 : 0;
       require(weight_gradients_[static_cast<int>(i)] == expected, "an op's weights get no gradient, or two");
     }
@@ -120,7 +127,8 @@ class Interpreter {
         require(!alive_[static_cast<std::size_t>(s)], "storage is allocated twice");
         alive_[static_cast<std::size_t>(s)] = true;
       }
-      for (const ProgramOperand& o : step.operands) require(alive_[static_cast<std::size_t>(o.slot)], "dead storage is used");
+      for (const ProgramOperand& o : step.operands)
+        require(alive_[static_cast<std::size_t>(o.slot)], "dead storage is used");
       if (step.graph_op >= 0 && (step.pass == Pass::forward || step.pass == Pass::recompute)) {
         forward(step);
       } else {
@@ -133,9 +141,11 @@ class Interpreter {
   void forward(const ProgramStep& step) {
     const GraphOp& op = kind_.ops[static_cast<std::size_t>(step.graph_op)];
     std::size_t at = 0;
-    for (const int v : op.inputs) require(holds(step.operands[at++].slot) == v, "'" + op.name + "' reads another value than its input");
+    for (const int v : op.inputs)
+      require(holds(step.operands[at++].slot) == v, "'" + op.name + "' reads another value than its input");
     for (std::size_t k = 0; k < op.outputs.size(); ++k) {
-      const int slot = k == 0 && op.in_place >= 0 ? step.operands[static_cast<std::size_t>(op.in_place)].slot : step.operands[at++].slot;
+      const int slot = k == 0 && op.in_place >= 0 ? step.operands[static_cast<std::size_t>(op.in_place)].slot
+                                                  : step.operands[at++].slot;
       holds(slot) = op.outputs[k];
     }
   }
@@ -160,7 +170,8 @@ class Interpreter {
     if (weights) ++weight_gradients_[step.graph_op];
     const bool only_weights = step.pass == Pass::backward_weight || op.inputs.empty();
     if (op.kernel != Kernel::rotary && (only_weights || step.pass == Pass::backward)) {
-      for (const int v : op.keeps) require(holds(step.operands[at++].slot) == v, "backward of '" + op.name + "' reads an overwritten value");
+      for (const int v : op.keeps)
+        require(holds(step.operands[at++].slot) == v, "backward of '" + op.name + "' reads an overwritten value");
     }
     if (!only_weights) {
       for (std::size_t k = 0; k < op.inputs.size(); ++k) contribute(step, at, factors_[index][k] * g);
@@ -183,8 +194,8 @@ class Interpreter {
   std::vector<Number> reference_;             // by value
   std::vector<int> holds_;                    // by slot: the value in it
   std::vector<bool> alive_;
-  std::vector<Number> gradient_;              // by slot
-  std::map<int, int> weight_gradients_;       // by op
+  std::vector<Number> gradient_;         // by slot
+  std::map<int, int> weight_gradients_;  // by op
   Number output_seed_ = 0, memory_seed_ = 0;
 };
 
@@ -241,7 +252,8 @@ TEST_CASE("Backward of layers with frozen weights and adapters is the chain rule
 }
 
 TEST_CASE("A Llama layer keeps the bytes of the fused column of transformer-math 3.2") {
-  // shared/reference/transformer-math.md section 3.2, "Check values", column "fused norm + fused SwiGLU": own count there.
+  // shared/reference/transformer-math.md section 3.2, "Check values", column "fused norm + fused SwiGLU": own count
+  // there.
   struct Row {
     const char* model;
     std::int64_t bytes_per_token, checkpoint;
@@ -259,8 +271,8 @@ TEST_CASE("A Llama layer keeps the bytes of the fused column of transformer-math
 }
 
 TEST_CASE("Selective recompute keeps what only a matmul or attention can make again") {
-  // runtime.md section 10: 2(4h + 2rh + 2F) + 4 Hq + 8 bytes a token, r = Hkv / Hq. Korthikanti et al. (arXiv:2205.05198)
-  // drop the attention core's s x s terms, which fused attention never stores.
+  // runtime.md section 10: 2(4h + 2rh + 2F) + 4 Hq + 8 bytes a token, r = Hkv / Hq. Korthikanti et al.
+  // (arXiv:2205.05198) drop the attention core's s x s terms, which fused attention never stores.
   const auto name = GENERATE("llama-2-7b", "llama-2-70b", "llama-3-8b", "tinyllama-1.1b");
   const ModelSpec model = find_model(name);
   const BlockKind& layer = test::first_layer(model);

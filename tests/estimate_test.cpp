@@ -1,4 +1,5 @@
-// The longest-path reader: hand-made cases, and random schedules against an unfolder and longest path of the test's own.
+// The longest-path reader: hand-made cases, and random schedules against an unfolder and longest path of the test's
+// own.
 
 #include "sim/estimate.h"
 
@@ -15,7 +16,7 @@
 namespace zeroplan::tests {
 namespace {
 
-constexpr double kAgreement = 1e-12;  // relative
+constexpr double kAgreement = 1e-12;     // relative
 constexpr double kRounding = 0x1.0p-53;  // of one addition
 
 Demand demand_of(double seconds) {
@@ -29,7 +30,8 @@ class Timed {
  public:
   OpRef op(Stream stream, double seconds, std::initializer_list<OpRef> after = {}, Phase phase = Phase::forward) {
     demands_.push_back(demand_of(seconds));
-    return builder.add(stream, phase, -1, builder.work(Join{}), std::span<const OpRef>(after.begin(), after.size()), {});
+    return builder.add(stream, phase, -1, builder.work(Join{}), std::span<const OpRef>(after.begin(), after.size()),
+                       {});
   }
   Estimate estimate() {
     const Schedule schedule = builder.finish();
@@ -47,7 +49,8 @@ bool close(double a, double b, double scale, std::size_t additions = 0) {
 }
 
 std::array<double, 5> parts(const TimeBreakdown& b) {
-  return {b.compute.base(), b.exposed_communication.base(), b.exposed_offload.base(), b.optimizer.base(), b.idle.base()};
+  return {b.compute.base(), b.exposed_communication.base(), b.exposed_offload.base(), b.optimizer.base(),
+          b.idle.base()};
 }
 
 // --- laws of one schedule ----------------------------------------------------------------------------
@@ -59,21 +62,26 @@ void require(bool ok, const std::string& what) {
 void check_laws(const Estimate& e, std::size_t ops) {
   const double step = e.step.base();
   require(close(e.breakdown.total().base(), step, step, ops), "the breakdown does not sum to the step");
-  for (const double part : parts(e.breakdown)) require(part >= -kAgreement * step, "a part of the breakdown is negative");
-  for (const Seconds busy : e.stream_busy) require(busy.base() <= step * (1 + kAgreement), "a stream is busy longer than the step");
+  for (const double part : parts(e.breakdown))
+    require(part >= -kAgreement * step, "a part of the breakdown is negative");
+  for (const Seconds busy : e.stream_busy)
+    require(busy.base() <= step * (1 + kAgreement), "a stream is busy longer than the step");
 }
 
 void check_same(const Estimate& a, const Estimate& b, std::size_t ops) {
   const double step = a.step.base();
   require(close(b.step.base(), step, step, ops), "the folded step differs");
   for (std::size_t k = 0; k < parts(a.breakdown).size(); ++k) {
-    require(close(parts(a.breakdown)[k], parts(b.breakdown)[k], step, ops), "the folded breakdown differs in part " + std::to_string(k));
+    require(close(parts(a.breakdown)[k], parts(b.breakdown)[k], step, ops),
+            "the folded breakdown differs in part " + std::to_string(k));
   }
   for (std::size_t s = 0; s < kNumStreams; ++s) {
-    require(close(a.stream_busy[s].base(), b.stream_busy[s].base(), a.stream_busy[s].base(), ops), "a stream's busy time differs");
+    require(close(a.stream_busy[s].base(), b.stream_busy[s].base(), a.stream_busy[s].base(), ops),
+            "a stream's busy time differs");
   }
   for (std::size_t r = 0; r < kNumRoles; ++r) {
-    require(close(a.role_busy[r].base(), b.role_busy[r].base(), a.role_busy[r].base(), ops), "a resource's busy time differs");
+    require(close(a.role_busy[r].base(), b.role_busy[r].base(), a.role_busy[r].base(), ops),
+            "a resource's busy time differs");
   }
 }
 
@@ -88,10 +96,12 @@ double naive_step(const Schedule& schedule, std::span<const Demand> demands) {
 // --- random (model, machine, plan) -------------------------------------------------------------------
 
 /// Prices the works of one kind of schedule with random times: every winner and every drift can happen.
-std::vector<Demand> random_demands(const Schedule& schedule, const std::vector<double>& seconds_of_stream, Random& random) {
+std::vector<Demand> random_demands(const Schedule& schedule, const std::vector<double>& seconds_of_stream,
+                                   Random& random) {
   std::vector<Demand> demands(schedule.works().size());
   for (const Op& op : schedule.ops()) {
-    const bool free = std::holds_alternative<Alloc>(schedule.work(op)) || std::holds_alternative<Free>(schedule.work(op)) ||
+    const bool free = std::holds_alternative<Alloc>(schedule.work(op)) ||
+                      std::holds_alternative<Free>(schedule.work(op)) ||
                       std::holds_alternative<Join>(schedule.work(op));
     Demand& d = demands[op.work.index];
     if (free || d.alone().base() > 0) continue;
@@ -279,8 +289,8 @@ TEST_CASE("A wait belongs to the slowest transfer upstream") {
   CHECK(e.breakdown.exposed_offload == Seconds(0));
 }
 
-// Each of 1,000 iterations: compute 1 s, gather 3 s after it; the next compute does not wait: gather falls behind by 2 s
-// an iteration, and the step ends with it: 1 + 3,000 s.
+// Each of 1,000 iterations: compute 1 s, gather 3 s after it; the next compute does not wait: gather falls behind by 2
+// s an iteration, and the step ends with it: 1 + 3,000 s.
 TEST_CASE("A repeated block whose streams drift apart ends with the slower one") {
   Timed t;
   t.builder.begin_repeat(1000);
@@ -375,7 +385,9 @@ void check_repeats(std::uint64_t seed, std::int64_t cases) {
 }  // namespace
 
 TEST_CASE("3000 random repeats take as long as a naive unfolder says") { check_repeats(21, 3000); }
-TEST_CASE("100000 random repeats take as long as a naive unfolder says", "[.slow]") { check_repeats(24, slow_cases(100'000)); }
+TEST_CASE("100000 random repeats take as long as a naive unfolder says", "[.slow]") {
+  check_repeats(24, slow_cases(100'000));
+}
 
 TEST_CASE("2000 random plans cost the same folded and flat") { check_many(22, 2000); }
 TEST_CASE("100000 random plans cost the same folded and flat", "[.slow]") { check_many(23, slow_cases(100'000)); }

@@ -24,7 +24,8 @@ Numbers numbers_of(const Work& work) {
                  [](const Alloc&) {},
                  [](const Free&) {},
                  [&](const Compute& c) {
-                   for (double v : {d(c.kind), d(c.graph_op), d(c.pass), d(c.on_host), d(c.kernel.index())}) n.push_back(v);
+                   for (double v : {d(c.kind), d(c.graph_op), d(c.pass), d(c.on_host), d(c.kernel.index())})
+                     n.push_back(v);
                    std::visit(overloaded{
                                   [&](const Gemm& g) {
                                     for (double v : {d(g.m), d(g.n), d(g.k), d(g.groups), d(g.type), d(g.fp32_output),
@@ -33,9 +34,9 @@ Numbers numbers_of(const Work& work) {
                                     }
                                   },
                                   [&](const AttentionWork& a) {
-                                    for (double v : {d(a.shape.heads), d(a.shape.kv_heads), d(a.shape.qk_dim),
-                                                     d(a.shape.window), d(a.tokens.batch), d(a.tokens.seq_len),
-                                                     d(a.type), d(a.backward)}) {
+                                    for (double v :
+                                         {d(a.shape.heads), d(a.shape.kv_heads), d(a.shape.qk_dim), d(a.shape.window),
+                                          d(a.tokens.batch), d(a.tokens.seq_len), d(a.type), d(a.backward)}) {
                                       n.push_back(v);
                                     }
                                   },
@@ -95,9 +96,12 @@ void require_same(const Schedule& flat, const Schedule& folded) {
 
 int group_size(const Plan& plan, Group group) {
   switch (group) {
-    case Group::all: return plan.ranks;
-    case Group::shard: return plan.shard_ranks;
-    case Group::replica: return plan.replicas();
+    case Group::all:
+      return plan.ranks;
+    case Group::shard:
+      return plan.shard_ranks;
+    case Group::replica:
+      return plan.replicas();
   }
   return 0;
 }
@@ -115,8 +119,10 @@ void check_collective(const Schedule& s, const Op& op, const Collective& c, cons
   Bytes whole, part;
   for (const Operand& o : operands) {
     const Bytes size = s.buffer(o.buffer).size;
-    if (size > whole) std::swap(whole, part), whole = size;
-    else part = size;
+    if (size > whole)
+      std::swap(whole, part), whole = size;
+    else
+      part = size;
   }
   if (operands.size() == 1) part = Bytes(whole.base() / static_cast<double>(n));
   // Below stage 2 the replicas sum a rank's part inside the whole gradient.
@@ -160,8 +166,10 @@ void check_bytes(const Schedule& s, const Plan& plan) {
     if (const auto* c = std::get_if<Collective>(&work)) check_collective(s, op, *c, plan);
     if (const auto* c = std::get_if<Copy>(&work)) {
       check_copy(s, op, *c, plan);
-      if (op.stream == Stream::nvme_read && s.buffer(s.operands(op)[0].buffer).role == BufferRole::state_slot) states_read += c->bytes;
-      if (op.stream == Stream::nvme_write && s.buffer(s.operands(op)[0].buffer).role == BufferRole::state_slot) states_written += c->bytes;
+      if (op.stream == Stream::nvme_read && s.buffer(s.operands(op)[0].buffer).role == BufferRole::state_slot)
+        states_read += c->bytes;
+      if (op.stream == Stream::nvme_write && s.buffer(s.operands(op)[0].buffer).role == BufferRole::state_slot)
+        states_written += c->bytes;
     }
   }
   if (states_read != states_written) throw std::runtime_error("states read from disk are not written back");
@@ -174,7 +182,8 @@ void check_updates(const Schedule& s, const ModelSpec& model, const Plan& plan) 
     if (const auto* adam = std::get_if<AdamStep>(&s.work(op))) updated += adam->parameters;
   }
   for (const int kind : model.sequence) {
-    expected += flat_layout(model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks).shard;
+    expected +=
+        flat_layout(model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks).shard;
   }
   if (updated != expected) throw std::runtime_error("Adam updates another number of parameters than the rank's part");
 }
@@ -189,8 +198,10 @@ void check_written_before_read(const Schedule& s) {
       if (step && !alloc && !free && o.access == Access::read && !written[o.buffer.index]) {
         throw std::runtime_error("a buffer is read before it is written");
       }
-      if (alloc) written[o.buffer.index] = false;
-      else if (o.access != Access::read) written[o.buffer.index] = true;
+      if (alloc)
+        written[o.buffer.index] = false;
+      else if (o.access != Access::read)
+        written[o.buffer.index] = true;
     }
   }
 }
@@ -198,7 +209,8 @@ void check_written_before_read(const Schedule& s) {
 void check_multiplicities(const Schedule& flat, const Schedule& folded) {
   std::int64_t sum = 0;
   for (const std::int64_t times : folded.multiplicities()) sum += times;
-  if (sum != static_cast<std::int64_t>(flat.ops().size())) throw std::runtime_error("multiplicities do not sum to the ops");
+  if (sum != static_cast<std::int64_t>(flat.ops().size()))
+    throw std::runtime_error("multiplicities do not sum to the ops");
 }
 
 void check_scenario(const Scenario& scenario) {

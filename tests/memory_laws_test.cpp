@@ -58,7 +58,9 @@ void check_many(std::uint64_t seed, std::int64_t cases) {
 
 }  // namespace
 
-TEST_CASE("More memory never turns fits into does not and bounds stay below peaks: 1000 random plans") { check_many(81, 1000); }
+TEST_CASE("More memory never turns fits into does not and bounds stay below peaks: 1000 random plans") {
+  check_many(81, 1000);
+}
 TEST_CASE("More memory never turns fits into does not and bounds stay below peaks: 100000 random plans", "[.slow]") {
   check_many(82, slow_cases(100'000));
 }

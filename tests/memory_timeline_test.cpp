@@ -96,8 +96,8 @@ class Allocations {
  public:
   BufferId buffer(std::int64_t units, Owner owner = Owner::activations, Lifetime lifetime = Lifetime::step,
                   Memory memory = Memory::hbm) {
-    return builder.declare({BufferRole::value, memory, owner, lifetime, -1, -1,
-                            Bytes(static_cast<double>(units * kBufferAlignment))});
+    return builder.declare(
+        {BufferRole::value, memory, owner, lifetime, -1, -1, Bytes(static_cast<double>(units * kBufferAlignment))});
   }
   void alloc(BufferId id) { add(alloc_, id); }
   void free(BufferId id) { add(free_, id); }

@@ -58,18 +58,29 @@ std::string without(const std::string& parent, const std::string& key) {
 }
 
 std::string mutated(std::string text, Random& random) {
-  static const std::vector<std::string> kTokens{"0", "-1", "1e308", "99999999999999999999", "null", "true", "\"\"", "[]", "{}",
-                                                "4.5", "\"gpu\"", "NaN", "\\u0000", "\"80GiB\"", ",", ":", "}", "]"};
+  static const std::vector<std::string> kTokens{"0",       "-1",        "1e308",   "99999999999999999999",
+                                                "null",    "true",      "\"\"",    "[]",
+                                                "{}",      "4.5",       "\"gpu\"", "NaN",
+                                                "\\u0000", "\"80GiB\"", ",",       ":",
+                                                "}",       "]"};
   const auto changes = random.between(1, 3);
   for (int c = 0; c < changes; ++c) {
     const auto last = static_cast<std::int64_t>(text.size()) - 1;
     if (last < 1) return text;
     const auto at = static_cast<std::size_t>(random.between(0, last));
     switch (random.between(0, 5)) {
-      case 0: text[at] = static_cast<char>(random.between(0, 255)); break;
-      case 1: text.erase(at, static_cast<std::size_t>(random.between(1, 20))); break;
-      case 2: text.insert(at, random.pick(kTokens)); break;
-      case 3: text.resize(random.chance(20) ? at : text.size()); break;
+      case 0:
+        text[at] = static_cast<char>(random.between(0, 255));
+        break;
+      case 1:
+        text.erase(at, static_cast<std::size_t>(random.between(1, 20)));
+        break;
+      case 2:
+        text.insert(at, random.pick(kTokens));
+        break;
+      case 3:
+        text.resize(random.chance(20) ? at : text.size());
+        break;
       case 4: {  // a number or word becomes another token
         auto begin = text.find(": ", at);
         if (begin == std::string::npos) break;

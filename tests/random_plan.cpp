@@ -192,7 +192,8 @@ Plan random_plan(Random& random, const ModelSpec& model, int ranks, int ranks_pe
   p.prefetch_layers = static_cast<int>(random.between(0, 3));
   p.reduce_each = p.zero_stage >= 2 || random.chance(50) ? ReduceEach::micro_step : ReduceEach::step;
   if (p.gradients == Tier::host && p.zero_stage < 2) p.reduce_each = ReduceEach::micro_step;
-  p.loss_chunk_tokens = random.chance(50) ? 2048 : random.between(1, 4) * std::max<std::int64_t>(1, p.micro_step().tokens() / 7);
+  p.loss_chunk_tokens =
+      random.chance(50) ? 2048 : random.between(1, 4) * std::max<std::int64_t>(1, p.micro_step().tokens() / 7);
   p.clip_norm = random.chance(50) ? 1.0 : 0.0;
   check_plan(p, model, "random plan");
   return p;

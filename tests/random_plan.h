@@ -47,7 +47,8 @@ ModelSpec random_readable_model(Random& random);
 /// A catalog node, or a GPU with a count, on one or several nodes, with and without NVMe.
 MachineSpec random_machine(Random& random);
 
-/// A plan that check_plan() accepts, whose shard groups fit nodes of `ranks_per_node`. `max_micro_layers` bounds layers x micro-steps: how long the flat schedule gets.
+/// A plan that check_plan() accepts, whose shard groups fit nodes of `ranks_per_node`. `max_micro_layers` bounds layers
+/// x micro-steps: how long the flat schedule gets.
 Plan random_plan(Random& random, const ModelSpec& model, int ranks, int ranks_per_node,
                  std::int64_t max_micro_layers = 160);
 
@@ -60,7 +61,7 @@ Scenario random_scenario(Random& random);
 /// For failure messages: everything that is needed to see the case again.
 std::string name_of(const Scenario& scenario);
 
-/// Cases of a property test: `quick`, or the number in ZEROPLAN_PROPERTY_CASES for the slow ones.
+/// Cases of a slow property test: ZEROPLAN_PROPERTY_CASES, or `otherwise`.
 std::int64_t slow_cases(std::int64_t otherwise);
 
 }  // namespace zeroplan::tests

@@ -113,7 +113,8 @@ TEST_CASE("Equal models and plans give equal schedules") {
   for (int i = 0; i < 100; ++i) {
     const Scenario scenario = random_scenario(random);
     Lowering used(scenario.model);
-    (void)used.zeroplan(random_plan(random, scenario.model, 4, 4), Folding::layers);  // what it remembers must not matter
+    (void)used.zeroplan(random_plan(random, scenario.model, 4, 4),
+                        Folding::layers);  // what it remembers must not matter
     const Schedule a = lower(scenario.model, scenario.plan, Folding::none);
     const Schedule b = used.zeroplan(scenario.plan, Folding::none);
     REQUIRE(a.ops().size() == b.ops().size());

@@ -28,7 +28,8 @@ class Unfolder {
   /// The outermost repeat inside [begin, end) that starts at `begin`, not among those already entered.
   std::optional<std::size_t> repeat_at(std::uint32_t begin, const std::vector<std::size_t>& entered) const {
     for (std::size_t r = 0; r < schedule_.repeats().size(); ++r) {
-      if (schedule_.repeats()[r].begin == begin && std::find(entered.begin(), entered.end(), r) == entered.end()) return r;
+      if (schedule_.repeats()[r].begin == begin && std::find(entered.begin(), entered.end(), r) == entered.end())
+        return r;
     }
     return {};
   }
@@ -55,7 +56,8 @@ class Unfolder {
     entered.push_back(index);
     std::vector<std::uint32_t> values(r.num_carried);
     const auto assign = [&](auto of) {
-      for (std::uint32_t k = 0; k < r.num_carried; ++k) values[k] = resolve(of(schedule_.carried()[r.first_carried + k]));
+      for (std::uint32_t k = 0; k < r.num_carried; ++k)
+        values[k] = resolve(of(schedule_.carried()[r.first_carried + k]));
       std::copy(values.begin(), values.end(), carried_.begin() + r.first_carried);
     };
     assign([](const Carried& c) { return c.first; });
@@ -74,7 +76,8 @@ class Unfolder {
 
 std::vector<UnfoldedOp> unfold(const Schedule& schedule) { return Unfolder(schedule).run(); }
 
-std::vector<double> longest_path(const Schedule& schedule, std::span<const UnfoldedOp> ops, std::span<const double> seconds) {
+std::vector<double> longest_path(const Schedule& schedule, std::span<const UnfoldedOp> ops,
+                                 std::span<const double> seconds) {
   std::vector<double> end(ops.size());
   std::array<double, kNumStreams> stream{};
   for (std::size_t i = 0; i < ops.size(); ++i) {

@@ -26,7 +26,9 @@ class Steps {
   }
   OpRef alloc(BufferId id, Stream stream = Stream::compute) { return add(stream, alloc_, {}, id, Access::write); }
   OpRef free(BufferId id, OpRef after = {}) { return add(Stream::compute, free_, after, id, Access::write); }
-  OpRef touch(Stream stream, BufferId id, Access access, OpRef after = {}) { return add(stream, use_, after, id, access); }
+  OpRef touch(Stream stream, BufferId id, Access access, OpRef after = {}) {
+    return add(stream, use_, after, id, access);
+  }
   void check() { validate(builder.finish(), model()); }
 
   ScheduleBuilder builder;
@@ -235,7 +237,8 @@ TEST_CASE("Of edges that no other path implies nearly every one is missed when d
       if (refused(mutated(s, m), scenario.model)) continue;
       ++missed;
       const Op& from = s.ops()[s.after(s.ops()[at])[edge].index()];
-      ++unnoticed[kind_of_op(label(s, from, scenario.model)) + " -> " + kind_of_op(label(s, s.ops()[at], scenario.model))];
+      ++unnoticed[kind_of_op(label(s, from, scenario.model)) + " -> " +
+                  kind_of_op(label(s, s.ops()[at], scenario.model))];
     }
   }
   std::string list;

@@ -1,5 +1,5 @@
-// What the ZeRO paper (Rajbhandari et al., arXiv:1910.02054) promises, counted in lowered schedules: model states per rank
-// (Table 1) and communication volume per step (section 7).
+// What the ZeRO paper (Rajbhandari et al., arXiv:1910.02054) promises, counted in lowered schedules: model states per
+// rank (Table 1) and communication volume per step (section 7).
 
 #include <cmath>
 #include <map>
@@ -31,13 +31,16 @@ Plan paper_plan(const ModelSpec& model, int stage, int ranks) {
 ModelSpec gpt_of(double parameters) {
   const std::int64_t hidden = parameters > 5e11 ? 25600 : parameters > 5e10 ? 12288 : 4096;
   const auto layers = static_cast<std::int64_t>(std::round(parameters / (12.0 * static_cast<double>(hidden * hidden))));
-  return read_model(fmt::format(R"({{"model_type": "gpt2", "n_embd": {}, "n_layer": {}, "n_head": {}, "vocab_size": 1024,)"
-                                R"( "n_positions": 2048, "tie_word_embeddings": true}})",
-                                hidden, layers, hidden / 128),
-                    "paper.json");
+  return read_model(
+      fmt::format(R"({{"model_type": "gpt2", "n_embd": {}, "n_layer": {}, "n_head": {}, "vocab_size": 1024,)"
+                  R"( "n_positions": 2048, "tie_word_embeddings": true}})",
+                  hidden, layers, hidden / 128),
+      "paper.json");
 }
 
-bool is_state(Owner owner) { return owner == Owner::parameters || owner == Owner::gradients || owner == Owner::optimizer; }
+bool is_state(Owner owner) {
+  return owner == Owner::parameters || owner == Owner::gradients || owner == Owner::optimizer;
+}
 
 /// Resident bytes of weights, gradients, master and moments on a rank.
 Bytes state_bytes(const Schedule& s) {
@@ -54,7 +57,8 @@ struct Parameters {
 Parameters parameters_of(const ModelSpec& model, const Plan& plan) {
   Parameters p;
   for (const int kind : model.sequence) {
-    const FlatLayout layout = flat_layout(model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
+    const FlatLayout layout =
+        flat_layout(model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
     p.all += layout.parameters;
     p.padded += layout.padded;
   }
@@ -77,9 +81,15 @@ std::map<int, Volume> volumes(const Schedule& s) {
     if (c == nullptr || op.block < 0) continue;
     Volume& v = by_block[op.block];
     switch (c->kind) {
-      case CollectiveKind::all_gather: v.all_gather += c->elements; break;
-      case CollectiveKind::reduce_scatter: v.reduce_scatter += c->elements; break;
-      case CollectiveKind::all_reduce: v.all_reduce += c->elements; break;
+      case CollectiveKind::all_gather:
+        v.all_gather += c->elements;
+        break;
+      case CollectiveKind::reduce_scatter:
+        v.reduce_scatter += c->elements;
+        break;
+      case CollectiveKind::all_reduce:
+        v.all_reduce += c->elements;
+        break;
     }
   }
   return by_block;
@@ -105,7 +115,8 @@ TEST_CASE("Model states per rank are those of Table 1 of the ZeRO paper") {
     const double parameters = std::stod(row[4]), published = std::stod(row[7]);
     const auto point = row[7].find('.');
     // The paper rounds some figures and cuts others (4046.875 to 4046).
-    const double last_digit = std::pow(10.0, point == std::string::npos ? 0 : -static_cast<double>(row[7].size() - point - 1));
+    const double last_digit =
+        std::pow(10.0, point == std::string::npos ? 0 : -static_cast<double>(row[7].size() - point - 1));
     if (!models.contains(row[3])) models.emplace(row[3], gpt_of(parameters));
     const ModelSpec& model = models.at(row[3]);
     const Plan plan = paper_plan(model, std::stoi(row[6]), std::stoi(row[5]));
@@ -124,14 +135,15 @@ TEST_CASE("Replicated states take 16 bytes a parameter: 24 GB for 1.5 B") {
   // Section 3.1: a 1.5 B parameter GPT-2 needs at least 24 GB for its model states.
   const ModelSpec model = find_model("gpt2-xl");
   const Plan plan = paper_plan(model, 0, 8);
-  const double per_parameter = state_bytes(lower(model, plan, Folding::none)).base() / static_cast<double>(parameters_of(model, plan).padded);
+  const double per_parameter =
+      state_bytes(lower(model, plan, Folding::none)).base() / static_cast<double>(parameters_of(model, plan).padded);
   CHECK(per_parameter == 16.0);
   CHECK_THAT(per_parameter * 1.5, WithinAbs(24.0, 0.5));
 }
 
 TEST_CASE("A step moves 2P elements at stages 0 to 2 and 3P of the layers at stage 3") {
-  // Section 7: data parallelism 2P (an all-reduce is a reduce-scatter and an all-gather), Pos+g 2P, Pos+g+p 3P at most. Our
-  // engine uses the embedding and the head once in a row (the head runs forward and backward together), so they are
+  // Section 7: data parallelism 2P (an all-reduce is a reduce-scatter and an all-gather), Pos+g 2P, Pos+g+p 3P at most.
+  // Our engine uses the embedding and the head once in a row (the head runs forward and backward together), so they are
   // gathered once: 3P - P_embedding - P_head. An embedding with a norm behind it (BLOOM, BERT) is used twice.
   for (const std::string& name : model_names()) {
     const ModelSpec model = find_model(name);
@@ -213,7 +225,8 @@ TEST_CASE("State memory falls with the stage and with the ranks") {
     zero.zero_stage = 0, zero.shard_ranks = 1;
     const std::int64_t more = parameters_of(model, plan).padded - parameters_of(model, zero).padded;
     const int whole_bytes = size_of(plan.precision.weights) + size_of(plan.precision.accumulation);
-    CHECK(one < state_bytes(lower(model, zero, Folding::layers)) + Bytes(static_cast<double>(more * (whole_bytes + 12))));
+    CHECK(one <
+          state_bytes(lower(model, zero, Folding::layers)) + Bytes(static_cast<double>(more * (whole_bytes + 12))));
   }
 }
 

@@ -85,7 +85,8 @@ void full_estimate_70b(benchmark::State& state) {
     benchmark::DoNotOptimize(estimator.run(s, demands(s, c.cost)));
     benchmark::DoNotOptimize(MemoryTimeline(s));
   }
-  state.counters["per second"] = benchmark::Counter(static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["per second"] =
+      benchmark::Counter(static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 void flat_and_folded(benchmark::internal::Benchmark* b) {

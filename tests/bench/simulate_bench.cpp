@@ -162,6 +162,7 @@ void bench_job(const Job& job) {
   const MachineCostModel cost(machine, plan.shard_ranks, DType::bf16);
   Simulation result;
   double lowered = 0, estimated = 0;
+  Seconds step;
   const double time = seconds(
       [&] {
         Schedule schedule;
@@ -169,13 +170,14 @@ void bench_job(const Job& job) {
         const auto asked = demands(schedule, cost);
         Estimate e;
         estimated = seconds([&] { e = Estimator().run(schedule, asked); }, 1);
+        step = e.step;
         result = simulate(schedule, asked, machine, plan.shard_ranks, {job.ranks, 0, false});
       },
       3);
   const double run = time - lowered - estimated;
-  fmt::print("{:46} {} of {} ranks x {} ops: {:7.1f} ms ({:.2f} M ops/s, {} events), step {:.4f} s\n", job.name,
+  fmt::print("{:46} {} of {} ranks x {} ops: {:7.1f} ms ({:.2f} M ops/s, {} events), step {:.4f} s, {:.3f} of estimate()\n", job.name,
              result.simulated_ranks, result.ranks, result.ops, run * 1e3,
-             static_cast<double>(result.ops * result.simulated_ranks) / run * 1e-6, result.events, result.step.base());
+             static_cast<double>(result.ops * result.simulated_ranks) / run * 1e-6, result.events, result.step.base(), result.step / step);
 }
 
 void bench_jobs() {
