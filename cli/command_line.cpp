@@ -15,6 +15,23 @@ constexpr std::size_t kHelpColumn = 36;  // where descriptions start: the longes
 
 bool is_flag(std::string_view argument) { return argument.size() > 2 && argument.starts_with("--"); }
 
+void check_positional(const std::string& argument) {
+  if (argument.empty()) throw InputError("expected an argument, got an empty text");
+  if (argument.starts_with('-') && argument != "-h") {
+    throw InputError(fmt::format("{}: no such flag; flags are written --name (see --help)", argument));
+  }
+}
+
+[[noreturn]] void refuse_value(const CLI::Option& option, const std::string& flag, std::string_view found) {
+  throw InputError(fmt::format("{}: expected {}, got {}", flag, option.get_type_name(), found));
+}
+
+/// "--model=70B".
+std::string with_value(const CLI::Option& option, const std::string& flag, const std::string& value) {
+  if (value.empty()) refuse_value(option, flag, "an empty text");
+  return flag + "=" + value;
+}
+
 }  // namespace
 
 struct CommandLine::App {
@@ -69,10 +86,7 @@ std::vector<std::string> CommandLine::checked(const std::vector<std::string>& ar
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (!is_flag(argument)) {
-      if (argument.empty()) throw InputError("expected an argument, got an empty text");
-      if (argument.starts_with('-') && argument != "-h") {
-        throw InputError(fmt::format("{}: no such flag; flags are written --name (see --help)", argument));
-      }
+      check_positional(argument);
       result.push_back(argument);
       continue;
     }
@@ -83,24 +97,17 @@ std::vector<std::string> CommandLine::checked(const std::vector<std::string>& ar
       throw InputError(fmt::format("{}: no such flag; {}", flag, did_you_mean(flag, app_->flags())));
     }
     if (!seen.insert(flag).second) throw InputError(fmt::format("{}: given twice", flag));
-    if (option->get_expected_max() == 0 || flag == "--help") {
+    if (option->get_expected_max() == 0) {
       if (equals != std::string::npos) throw InputError(fmt::format("{}: takes no value, got \"{}\"", flag, argument));
       result.push_back(argument);
-      continue;
-    }
-    const std::string expected = fmt::format("{}: expected {}", flag, option->get_type_name());
-    std::string value;
-    if (equals != std::string::npos) {
-      value = argument.substr(equals + 1);
-    } else if (i + 1 == arguments.size()) {
-      throw InputError(expected + ", got nothing");
-    } else if (is_flag(arguments[i + 1])) {
-      throw InputError(fmt::format("{}, got the flag {}", expected, arguments[i + 1]));
+    } else if (equals != std::string::npos) {
+      result.push_back(with_value(*option, flag, argument.substr(equals + 1)));
     } else {
-      value = arguments[++i];
+      ++i;
+      if (i == arguments.size()) refuse_value(*option, flag, "nothing");
+      if (is_flag(arguments[i])) refuse_value(*option, flag, "the flag " + arguments[i]);
+      result.push_back(with_value(*option, flag, arguments[i]));
     }
-    if (value.empty()) throw InputError(expected + ", got an empty text");
-    result.push_back(flag + "=" + value);
   }
   return result;
 }

@@ -24,8 +24,8 @@ class CommandLine {
   /// Flags added from here on are listed under this title.
   void group(std::string title);
 
-  /// Reads the arguments after the command's name. False: --help was asked for. Throws InputError in one line: an unknown
-  /// flag (with the nearest one), a missing or empty value, a flag given twice, an argument too many.
+  /// Reads the arguments after the command's name. False: --help was asked for. Throws InputError in one line: an
+  /// unknown flag (with the nearest one), a missing or empty value, a flag given twice, an argument too many.
   bool parse(const std::vector<std::string>& arguments);
   /// What --help prints.
   std::string help() const;

@@ -86,7 +86,8 @@ std::string read_text_file(const std::string& path) {
 OutputFolder::OutputFolder(const std::string& path, bool overwrite) : path_(path), overwrite_(overwrite) {
   std::vector<fs::path> missing;
   std::error_code error;
-  for (fs::path folder = path_.lexically_normal(); !folder.empty() && !is_there(folder); folder = folder.parent_path()) {
+  for (fs::path folder = path_.lexically_normal(); !folder.empty() && !is_there(folder);
+       folder = folder.parent_path()) {
     if (folder.has_filename()) missing.push_back(folder);
     if (folder == folder.parent_path()) break;
   }

@@ -33,7 +33,8 @@ int write_all(int descriptor, std::string_view text) {
 /// One line on stderr: what users typed may hold line breaks and escapes.
 void say(std::string_view message) {
   std::string line = message.starts_with("zeroplan ") ? std::string(message) : fmt::format("zeroplan: {}", message);
-  std::ranges::replace_if(line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  std::ranges::replace_if(
+      line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   write_all(STDERR_FILENO, line + "\n");
 }
 

@@ -9,7 +9,8 @@
 namespace zeroplan {
 
 Outcome run_models(const Arguments& arguments) {
-  CommandLine line("models", "The catalog of models, or one model: tensors, FLOPs and activation bytes a token, sources.",
+  CommandLine line("models",
+                   "The catalog of models, or one model: tensors, FLOPs and activation bytes a token, sources.",
                    "Example:\n  zeroplan models 70B\n  zeroplan models my-model/config.json --json");
   std::string name;
   bool json = false;

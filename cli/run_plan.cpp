@@ -94,9 +94,9 @@ std::vector<std::string> write_files(OutputFolder& folder, const Candidate& best
 }  // namespace
 
 Outcome run_plan(const Arguments& arguments) {
-  CommandLine line("plan",
-                   "Find the training configuration that fits and is fastest. The default command: zeroplan --model ...",
-                   kExample);
+  CommandLine line(
+      "plan", "Find the training configuration that fits and is fastest. The default command: zeroplan --model ...",
+      kExample);
   PlanFlags flags;
   flags.add_to(line);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};

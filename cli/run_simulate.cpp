@@ -31,7 +31,8 @@ Outcome run_simulate(const Arguments& arguments) {
   bool estimate = false;
   bool json = false;
   line.positional("PLAN.json", "What plan --out wrote; required", path);
-  line.toggle("--estimate", "Longest path, every op as if alone; required until the event simulator is built", estimate);
+  line.toggle("--estimate", "Longest path, every op as if alone; required until the event simulator is built",
+              estimate);
   line.toggle("--json", "JSON with stable keys on stdout", json);
   refuse_later_flags(arguments);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};

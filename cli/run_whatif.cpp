@@ -50,7 +50,8 @@ Outcome run_whatif(const Arguments& arguments) {
   workload.add_to(line);
   line.group("Machines");
   line.value("--hardware", "A,B,C",
-             "NxGPU, NODESxNxGPU, a catalog node or a machine.json; @12.5USD: price of a node and hour; required", hardware);
+             "NxGPU, NODESxNxGPU, a catalog node or a machine.json; @12.5USD: price of a node and hour; required",
+             hardware);
   line.group("Output");
   line.toggle("--json", "JSON with stable keys on stdout", json);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};

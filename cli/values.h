@@ -1,6 +1,6 @@
 #pragma once
-// The values of flags, as text. Each parser takes the text and the flag's name, and throws InputError that says what was
-// expected, what was found, and the nearest choice.
+// The values of flags, as text. Each parser takes the text and the flag's name, and throws InputError that says what
+// was expected, what was found, and the nearest choice.
 
 #include <cstdint>
 #include <string_view>

@@ -23,9 +23,10 @@ std::string model_with_lora(ModelSpec& model, const std::string& trainable) {
   const std::int64_t rank = parse_trainable(trainable, "--trainable");
   if (rank == 0) return "";
   apply_lora(model, rank);
-  return fmt::format("--trainable {}: planned from a later version on ({} of {} parameters would be trained); only "
-                     "\"all\" can be planned now",
-                     trainable, format_count(model.trainable_parameters()), format_count(model.parameters()));
+  return fmt::format(
+      "--trainable {}: planned from a later version on ({} of {} parameters would be trained); only "
+      "\"all\" can be planned now",
+      trainable, format_count(model.trainable_parameters()), format_count(model.parameters()));
 }
 
 void require_named(const std::string& text, std::string_view flag, std::string_view expected) {
@@ -39,8 +40,8 @@ int ranks_on(const MachineSpec& machine, const std::string& text) {
   }
   const GpuRequest request = parse_gpu_request(text);
   if (request.gpu != machine.gpu.name) {
-    throw InputError(fmt::format("--gpus: expected the GPU of --machine {}, {}, got {}", machine.name,
-                                 machine.gpu.name, request.gpu));
+    throw InputError(fmt::format("--gpus: expected the GPU of --machine {}, {}, got {}", machine.name, machine.gpu.name,
+                                 request.gpu));
   }
   return request.count;
 }
@@ -76,8 +77,7 @@ void set_ranks(MachineSpec& machine, int ranks, std::optional<int> nodes) {
 
 void WorkloadFlags::add_to(CommandLine& line) {
   line.group("Workload");
-  line.value("--model", "MODEL",
-             "Catalog name, size (70B), config.json or its directory; required", model);
+  line.value("--model", "MODEL", "Catalog name, size (70B), config.json or its directory; required", model);
   line.value("--seq-len", "TOKENS", "Tokens of a sequence [the smaller of 4096 and the model's maximum]", seq_len);
   line.value("--global-batch", "SEQUENCES", "Sequences a step, all GPUs together [512 Ki tokens]", global_batch);
   line.value("--precision", "TYPE", "bf16, fp16 or fp32 weights and compute [bf16]", precision);
@@ -177,10 +177,10 @@ MachineSpec machine_of_item(std::string_view item) {
     const std::string rest = name.substr(digits + 1);
     const std::size_t inner = rest.find_first_not_of("0123456789");
     const bool nodes = inner != std::string::npos && inner > 0 && (rest[inner] == 'x' || rest[inner] == 'X');
-    machine = nodes ? machine_for(parse_gpu_request(rest),
-                                  static_cast<int>(parse_integer(name.substr(0, digits), "--hardware: nodes", 1,
-                                                                 kMostNodes)))
-                    : machine_for(parse_gpu_request(name), 1);
+    machine =
+        nodes ? machine_for(parse_gpu_request(rest),
+                            static_cast<int>(parse_integer(name.substr(0, digits), "--hardware: nodes", 1, kMostNodes)))
+              : machine_for(parse_gpu_request(name), 1);
   } else {
     machine = find_machine(name);
   }

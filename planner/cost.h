@@ -9,7 +9,7 @@
 namespace zeroplan {
 
 struct RunCost {
-  double usd_per_hour = 0;            // all nodes
+  double usd_per_hour = 0;  // all nodes
   double usd_per_million_tokens = 0;
 };
 

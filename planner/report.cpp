@@ -12,6 +12,11 @@ namespace {
 
 Bytes spare(const TierMemory& memory, double margin) { return memory.capacity * (1 - margin) - memory.peak; }
 
+std::string tokens_text(double tokens) {
+  constexpr double kBillion = 1e9;
+  return tokens >= kBillion ? fmt::format("{:g} billion", tokens / kBillion) : format_count(std::llround(tokens));
+}
+
 std::string header(const Answer& answer) {
   const Request& request = answer.request;
   const MachineSpec& machine = request.machine;
@@ -34,12 +39,12 @@ std::string verdict(const Answer& answer, const Candidate& best, const PlanRepor
   const Prediction& p = best.prediction;
   std::vector<std::string> spares;
   for (const NamedTier& tier : tiers_of(p)) {
-    spares.push_back(fmt::format("{} {} {}", tier.name, format_gib(spare(*tier.memory, answer.request.margin)),
-                                 tier.scope));
+    spares.push_back(
+        fmt::format("{} {} {}", tier.name, format_gib(spare(*tier.memory, answer.request.margin)), tier.scope));
   }
-  std::string text = inked("Fits", Ink::good, style) +
-                     fmt::format(", and beyond the margin of {:g} % there is to spare: {}\n",
-                                 100 * answer.request.margin, fmt::join(spares, ", "));
+  std::string text =
+      inked("Fits", Ink::good, style) + fmt::format(", and beyond the margin of {:g} % there is to spare: {}\n",
+                                                    100 * answer.request.margin, fmt::join(spares, ", "));
   text += fmt::format("  {}\n", describe(best.plan));
   text += fmt::format("  {} a step, {} ({} a GPU)", format_seconds(p.step), format_speed(p.tokens_per_second),
                       format_speed(p.tokens_per_second_per_gpu));
@@ -50,7 +55,7 @@ std::string verdict(const Answer& answer, const Candidate& best, const PlanRepor
   if (cost) text += fmt::format("  {:.3g} USD a million tokens\n", cost->usd_per_million_tokens);
   if (extra.num_tokens) {
     const double hours = hours_for(*extra.num_tokens, p);
-    text += fmt::format("  {:g} tokens take {:.4g} hours", *extra.num_tokens, hours);
+    text += fmt::format("  {} tokens take {:.4g} hours", tokens_text(*extra.num_tokens), hours);
     if (cost) text += fmt::format(" and {} USD", format_count(std::llround(hours * cost->usd_per_hour)));
     text += "\n";
   }
@@ -60,9 +65,9 @@ std::string verdict(const Answer& answer, const Candidate& best, const PlanRepor
 std::string shortfall_section(const Shortfall& shortfall, double margin, const ReportStyle& style) {
   std::string text = inked("Does not fit", Ink::bad, style) + "\n";
   for (const Shortfall::Lack& lack : shortfall.lacks) {
-    text += fmt::format("  {} missing in {}: {} needed, {} there after the margin of {:g} %\n",
-                        format_gib(lack.missing()), tier_title(lack.tier), format_gib(lack.needed),
-                        format_gib(lack.available), 100 * margin);
+    text +=
+        fmt::format("  {} missing in {}: {} needed, {} there after the margin of {:g} %\n", format_gib(lack.missing()),
+                    tier_title(lack.tier), format_gib(lack.needed), format_gib(lack.available), 100 * margin);
   }
   text += fmt::format("  master and Adam states alone: {}, all GPUs together, at fp32\n",
                       format_gib(shortfall.optimizer_states));
@@ -98,8 +103,7 @@ std::string fit_text(const Candidate& candidate, double margin) {
 std::string plans_table(const Answer& answer, const ReportStyle& style) {
   if (answer.plans.size() < 2) return "";
   const bool stages = answer.request.per_stage;
-  std::vector<TextTable::Column> columns = {{"step"},    {"tokens/s"}, {"MFU"},
-                                            {"GPU GiB"}, {"host GiB"}, {"NVMe GiB"}};
+  std::vector<TextTable::Column> columns = {{"step"}, {"tokens/s"}, {"MFU"}, {"GPU GiB"}, {"host GiB"}, {"NVMe GiB"}};
   if (stages) columns.push_back({"fits", Align::left});
   columns.push_back({"plan", Align::left});
   TextTable table(columns);
@@ -115,7 +119,8 @@ std::string plans_table(const Answer& answer, const ReportStyle& style) {
     cells.push_back(describe(candidate.plan));
     table.add(std::move(cells));
   }
-  const std::string_view title = stages ? "Each stage at its best (where it does not fit: the plan that comes nearest)" : "Alternatives, best first";
+  const std::string_view title = stages ? "Each stage at its best (where it does not fit: the plan that comes nearest)"
+                                        : "Alternatives, best first";
   return inked(title, Ink::bold, style) + "\n" + table.text() + "\n";
 }
 
@@ -133,8 +138,8 @@ std::string next_section(const PlanReport& extra, bool feasible, const ReportSty
   std::string text = inked("Next", Ink::bold, style) + "\n";
   if (!feasible) return extra.fix_command.empty() ? "" : text + fmt::format("  {}\n", extra.fix_command);
   if (extra.written_to.empty()) {
-    text += fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n",
-                        extra.command);
+    text +=
+        fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n", extra.command);
     return text + "  zeroplan simulate plan/plan.json --estimate    # time by phase and stream\n";
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));
@@ -142,8 +147,8 @@ std::string next_section(const PlanReport& extra, bool feasible, const ReportSty
     text += fmt::format("  less {}/launch.sh    # how DeepSpeed and accelerate start it, and where they differ\n",
                         extra.written_to);
   }
-  return text + fmt::format("  zeroplan simulate {}/plan.json --estimate    # time by phase and stream\n",
-                            extra.written_to);
+  return text +
+         fmt::format("  zeroplan simulate {}/plan.json --estimate    # time by phase and stream\n", extra.written_to);
 }
 
 std::string search_line(const SearchStats& search) {

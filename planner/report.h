@@ -18,12 +18,12 @@ struct ReportStyle {
 
 /// What a report on a search says beside the answer.
 struct PlanReport {
-  std::vector<Advice> advice;         // advise() of the best plan
-  std::optional<double> num_tokens;   // of the whole run: hours and cost are printed
-  std::string command;                // the command line that was given, quoted for a shell
-  std::string fix_command;            // the same with the first change that makes it fit; empty: there is none
-  std::string written_to;             // folder with the files; empty: none were written
-  std::vector<std::string> written;   // their names
+  std::vector<Advice> advice;        // advise() of the best plan
+  std::optional<double> num_tokens;  // of the whole run: hours and cost are printed
+  std::string command;               // the command line that was given, quoted for a shell
+  std::string fix_command;           // the same with the first change that makes it fit; empty: there is none
+  std::string written_to;            // folder with the files; empty: none were written
+  std::vector<std::string> written;  // their names
 };
 
 /// The best of `answer.plans`: the first that fits, or with a row for each stage the one with most tokens per second.

@@ -33,9 +33,12 @@ Json tier_json(const TierMemory& memory) {
 }
 
 Json traffic_json(const Traffic& traffic) {
-  return {{"all_gather_bytes", whole(traffic.all_gather)},   {"reduce_scatter_bytes", whole(traffic.reduce_scatter)},
-          {"all_reduce_bytes", whole(traffic.all_reduce)},   {"h2d_bytes", whole(traffic.h2d)},
-          {"d2h_bytes", whole(traffic.d2h)},                 {"nvme_read_bytes", whole(traffic.nvme_read)},
+  return {{"all_gather_bytes", whole(traffic.all_gather)},
+          {"reduce_scatter_bytes", whole(traffic.reduce_scatter)},
+          {"all_reduce_bytes", whole(traffic.all_reduce)},
+          {"h2d_bytes", whole(traffic.h2d)},
+          {"d2h_bytes", whole(traffic.d2h)},
+          {"nvme_read_bytes", whole(traffic.nvme_read)},
           {"nvme_write_bytes", whole(traffic.nvme_write)}};
 }
 
@@ -97,8 +100,8 @@ Json model_json(const ModelSpec& model) {
 }
 
 Json machine_json(const MachineSpec& machine) {
-  Json json{{"name", machine.name}, {"gpu", machine.gpu.name}, {"gpus", machine.gpus_per_node},
-            {"nodes", machine.nodes}};
+  Json json{
+      {"name", machine.name}, {"gpu", machine.gpu.name}, {"gpus", machine.gpus_per_node}, {"nodes", machine.nodes}};
   if (machine.price) json["price"] = price_json(machine);
   return json;
 }

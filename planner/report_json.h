@@ -10,7 +10,8 @@
 
 namespace zeroplan {
 
-/// `plan --json`. `num_tokens` adds hours and, with a price, USD to each plan's "cost". Ends with a line break, as all do.
+/// `plan --json`. `num_tokens` adds hours and, with a price, USD to each plan's "cost". Ends with a line break, as all
+/// do.
 std::string plan_json(const Answer& answer, std::optional<double> num_tokens);
 
 /// `whatif --json`: rows, one a machine.

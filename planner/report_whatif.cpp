@@ -34,10 +34,13 @@ std::vector<std::string> cells_of(const WhatifRow& row, std::optional<double> nu
   const auto cost = row.cost();
   const std::string price =
       machine.price ? fmt::format("{:.2f}", machine.price->usd_per_hour * machine.nodes) : "no price";
-  std::vector<std::string> cells = {row.alternative.name, machine.name, best != nullptr ? "yes" : "no",
+  std::vector<std::string> cells = {row.alternative.name,
+                                    machine.name,
+                                    best != nullptr ? "yes" : "no",
                                     best != nullptr ? format_seconds(best->prediction.step) : "-",
                                     best != nullptr ? fmt::format("{:.0f}", best->prediction.tokens_per_second) : "-",
-                                    price, cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-"};
+                                    price,
+                                    cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-"};
   if (num_tokens) {
     const double hours = best != nullptr ? hours_for(*num_tokens, best->prediction) : 0;
     cells.push_back(best != nullptr ? format_count(std::llround(hours)) : "-");
@@ -87,8 +90,12 @@ std::vector<Assumption> row_assumptions(const WhatifAnswer& answer) {
 }  // namespace
 
 std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_tokens, const ReportStyle& style) {
-  std::vector<TextTable::Column> columns = {{"hardware", Align::left}, {"machine", Align::left}, {"fits", Align::left},
-                                            {"step"},                  {"tokens/s"},             {"USD/hour"},
+  std::vector<TextTable::Column> columns = {{"hardware", Align::left},
+                                            {"machine", Align::left},
+                                            {"fits", Align::left},
+                                            {"step"},
+                                            {"tokens/s"},
+                                            {"USD/hour"},
                                             {"USD/Mtoken"}};
   if (num_tokens) {
     columns.push_back({"hours"});
@@ -112,8 +119,13 @@ std::string report_step(const PlanFile& file, const Prediction& prediction, cons
                                  gpus_text(file.machine), describe(file.plan), format_seconds(prediction.step),
                                  format_speed(prediction.tokens_per_second));
   text += memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
-  TextTable rows({{"phase", Align::left}, {"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"},
-                  {"longest op", Align::left}, {"takes"}});
+  TextTable rows({{"phase", Align::left},
+                  {"stream", Align::left},
+                  {"ops"},
+                  {"busy"},
+                  {"of the step"},
+                  {"longest op", Align::left},
+                  {"takes"}});
   for (const StepRow& row : table.rows) {
     rows.add({std::string(to_string(row.phase)), std::string(to_string(row.stream)), format_count(row.ops),
               format_seconds(row.busy), fmt::format("{:.1f} %", 100 * (row.busy / prediction.step)), row.longest,

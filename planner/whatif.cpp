@@ -49,8 +49,7 @@ void mark_best(std::vector<WhatifRow>& rows) {
   for (WhatifRow& row : rows) {
     const Candidate* best = row.best();
     if (best == nullptr) continue;
-    if (fastest == nullptr ||
-        best->prediction.tokens_per_second > fastest->best()->prediction.tokens_per_second) {
+    if (fastest == nullptr || best->prediction.tokens_per_second > fastest->best()->prediction.tokens_per_second) {
       fastest = &row;
     }
     const auto cost = row.cost();
@@ -69,8 +68,8 @@ const Candidate* WhatifRow::best() const {
   const Candidate* best = nullptr;
   for (const Candidate& candidate : answer->plans) {
     if (!candidate.fits) continue;
-    if (best == nullptr || (answer->request.per_stage && candidate.prediction.tokens_per_second >
-                                                             best->prediction.tokens_per_second)) {
+    if (best == nullptr ||
+        (answer->request.per_stage && candidate.prediction.tokens_per_second > best->prediction.tokens_per_second)) {
       best = &candidate;
     }
   }

@@ -34,8 +34,8 @@ struct WhatifAnswer {
   bool any_fits() const;
 };
 
-/// Plans the workload on each machine, with one global batch for all: a multiple of the ranks of each. Throws InputError when the
-/// workload is wrong everywhere.
+/// Plans the workload on each machine, with one global batch for all: a multiple of the ranks of each. Throws
+/// InputError when the workload is wrong everywhere.
 WhatifAnswer plan_alternatives(const Request& workload, const std::vector<Alternative>& alternatives);
 
 }  // namespace zeroplan

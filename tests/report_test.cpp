@@ -59,8 +59,8 @@ TEST_CASE("plan as JSON: the keys of the specification, and none is null") {
   const Json& plan = json["plans"][0];
   CHECK(plan["engine"] == "zeroplan");
   CHECK(plan["plan"].contains("state_bytes_per_parameter"));
-  for (const char* key : {"step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "memory", "time",
-                          "traffic", "limited_by"}) {
+  for (const char* key :
+       {"step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "memory", "time", "traffic", "limited_by"}) {
     CHECK(plan["prediction"].contains(key));
   }
   CHECK(!has_null(json));
@@ -105,8 +105,7 @@ TEST_CASE("plan as JSON: hours need tokens, dollars a price too") {
   Answer answer = offloaded();
   answer.request.machine.price.reset();
   Json cost = Json::parse(plan_json(answer, 1e9))["plans"][0]["cost"];
-  CHECK_THAT(cost["hours"].get<double>(),
-             WithinRel(1e9 / answer.plans[0].prediction.tokens_per_second / 3600, 1e-12));
+  CHECK_THAT(cost["hours"].get<double>(), WithinRel(1e9 / answer.plans[0].prediction.tokens_per_second / 3600, 1e-12));
   CHECK(!cost.contains("usd"));
   CHECK(!Json::parse(plan_json(answer, std::nullopt))["plans"][0].contains("cost"));
 
@@ -125,7 +124,8 @@ TEST_CASE("plan as JSON: what does not fit says what is missing") {
   const Json& lacks = json["shortfall"]["lacks"];
   REQUIRE(!lacks.empty());
   for (const Json& lack : lacks) {
-    CHECK(lack["missing_bytes"] == lack["needed_bytes"].get<std::int64_t>() - lack["available_bytes"].get<std::int64_t>());
+    CHECK(lack["missing_bytes"] ==
+          lack["needed_bytes"].get<std::int64_t>() - lack["available_bytes"].get<std::int64_t>());
     CHECK(lack["missing_bytes"] > 0);
   }
   // 12 bytes a parameter: an fp32 master and two fp32 moments.
@@ -212,7 +212,8 @@ TEST_CASE("a machine that cannot run the workload is a row, and an error only wh
   workload.model = find_model("gpt2");
   const Alternative old{"V100", machine_for(parse_gpu_request("1xV100-32G"), 1)};  // no bf16
   CHECK_THROWS_WITH(plan_alternatives(workload, {old}), HasText("bf16"));
-  const WhatifAnswer answer = plan_alternatives(workload, {old, {"A100", machine_for(parse_gpu_request("1xA100-40G"), 1)}});
+  const WhatifAnswer answer =
+      plan_alternatives(workload, {old, {"A100", machine_for(parse_gpu_request("1xA100-40G"), 1)}});
   CHECK(answer.rows[0].best() == nullptr);
   CHECK_THAT(answer.rows[0].refusal, HasText("bf16"));
   CHECK(answer.rows[1].fastest);
