@@ -218,7 +218,7 @@ Demand of_copy(const Parts& p, const Copy& c) {
 
 Demand of_adam(const Parts& p, const AdamStep& a) {
   if (a.where == UpdateOn::device) {
-    return of_kernel(p.gpu.memory_bound(a.traffic));
+    return of_kernel(p.gpu.adam(a.traffic));
   }
   HostWork work = p.host.adam(a.parameters, AdamTypes{});
   work.dram = a.traffic;

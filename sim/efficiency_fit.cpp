@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -78,54 +79,51 @@ double flops_of(const GemmMeasurement& row) {
 
 double measured_seconds(const GemmMeasurement& row) { return flops_of(row) / (row.efficiency * row.peak.base()); }
 
-double predicted_seconds(const GemmShapeCurve& curve, double launch, const GemmMeasurement& row) {
+double shape_factor(const GemmShapeCurve& curve, const GemmMeasurement& row) {
+  const double utilisation = tile_utilisation(static_cast<double>(row.groups), row.rows, row.columns, row.num_sms);
+  return (1 + curve.k_ramp / row.inner) / std::pow(utilisation, curve.tile_exponent) *
+         (row.fp32_output ? 1 + curve.fp32_penalty : 1);
+}
+
+double predicted_seconds(const GemmShapeCurve& curve, const GemmMeasurement& row) {
   const double groups = static_cast<double>(row.groups);
-  const double utilisation = tile_utilisation(groups, row.rows, row.columns, row.num_sms);
   const double ceiling = curve.ceiling * (row.grouped ? curve.grouped_factor : 1);
-  const double math = flops_of(row) / (row.peak.base() * ceiling) * (1 + curve.k_ramp / row.inner) /
-                      std::pow(utilisation, curve.tile_exponent) * (row.fp32_output ? 1 + curve.fp32_penalty : 1);
+  const double math = flops_of(row) / (row.peak.base() * ceiling) * shape_factor(curve, row);
   const double output_bytes = (row.fp32_output ? 4.0 : 2.0) * (row.accumulate ? 2 : 1);
   const double traffic =
       groups * (2 * (row.rows * row.inner + row.columns * row.inner) + row.rows * row.columns * output_bytes);
-  return std::max(math, traffic / (row.memory_bandwidth.base() * curve.memory_fraction)) + launch;
+  return std::max(math, traffic / (row.memory_bandwidth.base() * curve.memory_fraction)) + curve.start.base();
 }
 
-struct FittedGemm {
+GemmShapeCurve from_parameters(const Eigen::VectorXd& x) {
   GemmShapeCurve curve;
-  double launch = 0;  // seconds
-};
-
-FittedGemm from_parameters(const Eigen::VectorXd& x) {
-  FittedGemm fitted;
-  fitted.curve.ceiling = x[0];
-  fitted.curve.k_ramp = x[1];
-  fitted.curve.tile_exponent = x[2];
-  fitted.curve.fp32_penalty = x[3];
-  fitted.curve.memory_fraction = x[4];
-  fitted.launch = x[5] * 1e-6;
-  return fitted;
+  curve.ceiling = x[0];
+  curve.k_ramp = x[1];
+  curve.tile_exponent = x[2];
+  curve.fp32_penalty = x[3];
+  curve.memory_fraction = x[4];
+  curve.start = Seconds(x[5] * 1e-6);
+  return curve;
 }
 
-FittedGemm fit_plain(std::span<const GemmMeasurement> rows) {
+GemmShapeCurve fit_plain(std::span<const GemmMeasurement> rows) {
   const Residuals residuals = [rows](const Eigen::VectorXd& x) {
-    const FittedGemm fitted = from_parameters(x);
+    const GemmShapeCurve curve = from_parameters(x);
     Eigen::VectorXd out(static_cast<Eigen::Index>(rows.size()));
     for (std::size_t i = 0; i < rows.size(); ++i)
-      out[static_cast<Eigen::Index>(i)] =
-          std::log(predicted_seconds(fitted.curve, fitted.launch, rows[i]) / measured_seconds(rows[i]));
+      out[static_cast<Eigen::Index>(i)] = std::log(predicted_seconds(curve, rows[i]) / measured_seconds(rows[i]));
     return out;
   };
-  // ceiling, k ramp, tile exponent, fp32 penalty, memory fraction, launch in us
+  // ceiling, k ramp, tile exponent, fp32 penalty, memory fraction, start in us
   const Eigen::VectorXd start{{0.78, 150, 0.6, 0.03, 0.8, 2}};
   const Eigen::VectorXd low{{0.2, 0, 0, 0, 0.3, 0}};
   const Eigen::VectorXd high{{1, 3000, 1.5, 0.5, 1, 30}};
   return from_parameters(minimise(residuals, start, low, high));
 }
 
-std::vector<double> errors_of(const GemmShapeCurve& curve, double launch, std::span<const GemmMeasurement> rows) {
+std::vector<double> errors_of(const GemmShapeCurve& curve, std::span<const GemmMeasurement> rows) {
   std::vector<double> errors;
-  for (const GemmMeasurement& row : rows)
-    errors.push_back(predicted_seconds(curve, launch, row) / measured_seconds(row) - 1);
+  for (const GemmMeasurement& row : rows) errors.push_back(predicted_seconds(curve, row) / measured_seconds(row) - 1);
   return errors;
 }
 
@@ -187,42 +185,74 @@ FittedAttention fit_direction(const std::vector<AttentionMeasurement>& rows) {
 GemmShapeCurve fit_gemm_curve(std::string arch, std::span<const GemmMeasurement> rows, std::string source) {
   const std::vector<GemmMeasurement> plain = select(rows, false);
   const std::vector<GemmMeasurement> grouped = select(rows, true);
-  FittedGemm fitted = fit_plain(plain);
-  fitted.curve.arch = std::move(arch);
-  fitted.curve.source = std::move(source);
-  fitted.curve.quality = quality_of(errors_of(fitted.curve, fitted.launch, plain));
+  GemmShapeCurve curve = fit_plain(plain);
+  curve.arch = std::move(arch);
+  curve.source = std::move(source);
+  curve.quality = quality_of(errors_of(curve, plain));
   if (!grouped.empty()) {
-    fitted.curve.grouped_factor = centred(1, [&](double factor) {
-      fitted.curve.grouped_factor = factor;
-      return errors_of(fitted.curve, fitted.launch, grouped);
+    curve.grouped_factor = centred(1, [&](double factor) {
+      curve.grouped_factor = factor;
+      return errors_of(curve, grouped);
     });
-    fitted.curve.grouped_quality = quality_of(errors_of(fitted.curve, fitted.launch, grouped));
+    curve.grouped_quality = quality_of(errors_of(curve, grouped));
   }
-  return fitted.curve;
+  return curve;
 }
 
 FitQuality transfer_quality(const GemmShapeCurve& curve, std::span<const GemmMeasurement> rows) {
   const std::vector<GemmMeasurement> plain = select(rows, false);
   GemmShapeCurve moved = curve;
+  moved.start = Seconds();  // it belongs to how the rows were timed
   moved.ceiling = centred(curve.ceiling, [&](double ceiling) {
     moved.ceiling = ceiling;
-    return errors_of(moved, 0, plain);
+    return errors_of(moved, plain);
   });
-  return quality_of(errors_of(moved, 0, plain));
+  return quality_of(errors_of(moved, plain));
 }
+
+namespace {
+
+/// Predicts the rows of each fold by a fit to all others. `fold_of` gives every row's fold.
+template <class Fold>
+FitQuality cross_validated_over(const std::vector<GemmMeasurement>& rows, const std::vector<Fold>& fold_of) {
+  std::vector<double> errors;
+  for (const Fold& fold : std::set<Fold>(fold_of.begin(), fold_of.end())) {
+    std::vector<GemmMeasurement> fitted_on, held_out;
+    for (std::size_t i = 0; i < rows.size(); ++i) (fold_of[i] == fold ? held_out : fitted_on).push_back(rows[i]);
+    const std::vector<double> fold_errors = errors_of(fit_plain(fitted_on), held_out);
+    errors.insert(errors.end(), fold_errors.begin(), fold_errors.end());
+  }
+  return quality_of(std::move(errors));
+}
+
+}  // namespace
 
 FitQuality cross_validated(std::span<const GemmMeasurement> rows) {
   constexpr std::size_t kFolds = 5;
   const std::vector<GemmMeasurement> plain = select(rows, false);
-  std::vector<double> errors;
-  for (std::size_t fold = 0; fold < kFolds; ++fold) {
-    std::vector<GemmMeasurement> fitted_on, held_out;
-    for (std::size_t i = 0; i < plain.size(); ++i) (i % kFolds == fold ? held_out : fitted_on).push_back(plain[i]);
-    const FittedGemm fitted = fit_plain(fitted_on);
-    const std::vector<double> fold_errors = errors_of(fitted.curve, fitted.launch, held_out);
-    errors.insert(errors.end(), fold_errors.begin(), fold_errors.end());
+  std::vector<std::size_t> folds;
+  for (std::size_t i = 0; i < plain.size(); ++i) folds.push_back(i % kFolds);
+  return cross_validated_over(plain, folds);
+}
+
+FitQuality cross_validated_by_role(std::span<const GemmMeasurement> rows) {
+  const std::vector<GemmMeasurement> plain = select(rows, false);
+  std::vector<std::string> roles;
+  for (const GemmMeasurement& row : plain) roles.push_back(row.role);
+  return cross_validated_over(plain, roles);
+}
+
+double converted_engine_fraction(const GemmShapeCurve& reference, const GemmShapeCurve& curve,
+                                 std::span<const GemmMeasurement> rows) {
+  constexpr double kLarge = 4096;
+  double log_ratio = 0, count = 0;
+  for (const GemmMeasurement& row : rows) {
+    if (row.fp32_output || std::min({row.rows, row.columns, row.inner}) < kLarge) continue;
+    log_ratio += std::log(shape_factor(curve, row) / shape_factor(reference, row));
+    ++count;
   }
-  return quality_of(std::move(errors));
+  if (count == 0) throw std::logic_error("no large matmul to convert the engine's fraction with");
+  return reference.engine_fraction * std::exp(log_ratio / count);
 }
 
 AttentionCurve fit_attention_curve(std::string arch, std::span<const AttentionMeasurement> rows, std::string source) {

@@ -14,6 +14,7 @@ namespace {
 constexpr double kMaxRatio = 10;       // no efficiency, factor or exponent in these files is larger
 constexpr double kMaxRamp = 1e5;       // elements of k
 constexpr double kMaxSustained = 1.5;  // cards may boost above the clock of their datasheet
+constexpr double kMaxStartUs = 100;
 constexpr int kMaxRows = 1'000'000;
 
 FitQuality read_quality(const JsonValue& value) {
@@ -24,7 +25,7 @@ FitQuality read_quality(const JsonValue& value) {
 
 GemmShapeCurve read_gemm_curve(const JsonValue& value) {
   value.require_only({"arch", "ceiling", "k_ramp", "tile_exponent", "fp32_penalty", "memory_fraction", "grouped_factor",
-                      "quality", "grouped_quality", "source"});
+                      "engine_fraction", "start_us", "timed_on_device", "quality", "grouped_quality", "source"});
   GemmShapeCurve curve;
   curve.arch = value.at("arch").as_string();
   curve.ceiling = value.at("ceiling").as_real(1e-3, kMaxRatio);
@@ -33,6 +34,9 @@ GemmShapeCurve read_gemm_curve(const JsonValue& value) {
   curve.fp32_penalty = value.at("fp32_penalty").as_real(0, kMaxRatio);
   curve.memory_fraction = value.at("memory_fraction").as_real(1e-3, 1);
   curve.grouped_factor = value.at("grouped_factor").as_real(1e-3, kMaxRatio);
+  curve.engine_fraction = value.at("engine_fraction").as_real(1e-3, kMaxRatio);
+  curve.start = Seconds(value.at("start_us").as_real(0, kMaxStartUs) * 1e-6);
+  curve.timed_on_device = value.at("timed_on_device").as_bool();
   curve.quality = read_quality(value.at("quality"));
   curve.grouped_quality = read_quality(value.at("grouped_quality"));
   curve.source = value.at("source").as_string();
@@ -99,9 +103,11 @@ std::string write_gemm_curves(std::span<const GemmShapeCurve> curves) {
     rows.push_back(fmt::format(
         "    {{\"arch\": \"{}\", \"ceiling\": {:.4f}, \"k_ramp\": {:.1f}, \"tile_exponent\": {:.3f},\n"
         "     \"fp32_penalty\": {:.4f}, \"memory_fraction\": {:.3f}, \"grouped_factor\": {:.3f},\n"
+        "     \"engine_fraction\": {:.3f}, \"start_us\": {:.2f}, \"timed_on_device\": {},\n"
         "     \"quality\": {},\n     \"grouped_quality\": {},\n     \"source\": \"{}\"}}",
         curve.arch, curve.ceiling, curve.k_ramp, curve.tile_exponent, curve.fp32_penalty, curve.memory_fraction,
-        curve.grouped_factor, quality_text(curve.quality), quality_text(curve.grouped_quality), curve.source));
+        curve.grouped_factor, curve.engine_fraction, curve.start.base() * 1e6, curve.timed_on_device,
+        quality_text(curve.quality), quality_text(curve.grouped_quality), curve.source));
   return document_of("curves", rows);
 }
 

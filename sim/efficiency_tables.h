@@ -19,17 +19,23 @@ struct FitQuality {
   double max = 0;
 };
 
-/// How the time of a matmul depends on its shape, apart from the GPU's sustained rate:
+/// How the time of a matmul depends on its shape, apart from the GPU's sustained rate (plus `start`):
 ///   2mnk / ceiling x (1 + k_ramp / k) / utilisation^tile_exponent x (1 + fp32_penalty with an fp32 output)
 /// `utilisation` is the useful part of the tiles in the last wave (step-time.md section 2).
 struct GemmShapeCurve {
   std::string arch;    // "Ampere"
   double ceiling = 0;  // of the dense peak, on the fitted rows; compared with matmul rates, not used for times
-  double k_ramp = 0;   // elements of k
+  /// A tuned engine's rate of a matmul with a shape factor of 1, over the sustained rate of one benchmark. It belongs
+  /// to the curve: a steeper one charges more of the same time to the shape.
+  double engine_fraction = 0;
+  double k_ramp = 0;  // elements of k
   double tile_exponent = 0;
   double fp32_penalty = 0;     // fraction of the time
   double memory_fraction = 0;  // of the spec memory bandwidth that bounds thin shapes
   double grouped_factor = 1;   // rate of one grouped kernel over equal experts against a plain matmul
+  Seconds start;               // fixed time of a matmul in a graph: start, fill, drain
+  /// Rows of tests/tools/gpu_sweep.cu, timed on the device: start and memory_fraction then hold as absolute times.
+  bool timed_on_device = false;
   FitQuality quality;
   FitQuality grouped_quality;
   std::string source;

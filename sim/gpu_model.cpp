@@ -13,16 +13,25 @@ namespace zeroplan {
 
 namespace {
 
-/// A tuned engine's matmuls over the sustained rate of one benchmark: A100 0.87, H200 0.89, llmq on H100 0.89
-/// (step-time.md section 2, "current software").
-constexpr double kEngineMatmulFraction = 0.88;
-/// Spec memory bandwidth that bounds matmuls of thin shapes (step-time.md section 2).
+/// Spec memory bandwidth that bounds matmuls of thin shapes where the curve was not timed on the device (step-time.md
+/// section 2).
 constexpr double kGemmMemoryFraction = 0.85;
-/// Spec memory bandwidth that a fused streaming kernel reaches: 4.26 of 4.8 TB/s copying 4 GiB on an H200, 0.89
-/// (perf-anchors.md sections 1 and 10), and 4.3, 0.90.
+
+// Measured on one H200, 2026-11-30: docs/measurements/h200 (tests/tools/gpu_sweep.cu); every other GPU is taken to be
+// alike.
+/// Spec memory bandwidth that streaming kernels reach, and their start and drain in a graph: one line through cold
+/// reads (0.955), copies (0.847) and additions (0.901) of 1 MiB to 4 GiB, 3.2 % mean error (memory.csv).
 constexpr double kStreamMemoryFraction = 0.90;
-/// A dependent kernel on a stream: start, fill and drain. Assumed: "a few us", not measured yet; printed.
-constexpr Seconds kLaunchLatency = 3.0_us;
+constexpr Seconds kStreamStart = 1.8_us;
+/// The same for fused AdamW, 28 bytes a parameter in eight streams: 2.0 % mean error (memory.csv).
+constexpr double kAdamMemoryFraction = 0.69;
+constexpr Seconds kAdamStart = 2.5_us;
+/// What a kernel launched on a full stream waits more than one in a graph: median of six kernels, 0.80 to 1.02 us
+/// (launch.csv, "full queue" less "graph replay").
+constexpr Seconds kStreamLaunch = 0.9_us;
+/// From one empty kernel that fills the SMs to the next on a full stream (launch.csv: 2.03 us with 1056 blocks; 1.37
+/// with one block, 2.2 with a copy of 64 KiB). For kernels whose start and drain were not measured.
+constexpr Seconds kLaunchSpacing = 2.0_us;
 /// FlashAttention 2 and SDPA, fraction of the dense peak on the causal half: step-time.md section 2.
 constexpr double kFlash2Ampere = 0.547;
 constexpr double kFlash2Hopper = 0.48;
@@ -124,6 +133,13 @@ GpuModel::GpuModel(const GpuSpec& gpu, const EfficiencyTables& tables)
   }
   gemm_curve_ = curve_for(tables.gemm, curve_arch(gpu, major));
   attention_curve_ = curve_for(tables.attention, curve_arch(gpu, major));
+  if (gemm_curve_.timed_on_device) {
+    gemm_latency_ = kStreamLaunch + gemm_curve_.start;
+    gemm_memory_fraction_ = gemm_curve_.memory_fraction;
+  } else {
+    gemm_latency_ = kLaunchSpacing;
+    gemm_memory_fraction_ = kGemmMemoryFraction;
+  }
   attention_scale_ = std::min(1.0, sustained_) / attention_curve_.sustained;
 }
 
@@ -148,7 +164,7 @@ bool GpuModel::supports(DType type) const { return peak(type) > FlopsPerSecond()
 FlopsPerSecond GpuModel::matmul_rate(DType type) const {
   const FlopsPerSecond dense = peak(type);
   if (!(dense > FlopsPerSecond())) throw std::logic_error("GpuModel: no matmul rate for this type; ask supports()");
-  return dense * (kEngineMatmulFraction * sustained_);
+  return dense * (gemm_curve_.engine_fraction * sustained_);
 }
 
 KernelCost GpuModel::gemm(std::int64_t m, std::int64_t n, std::int64_t k, DType type, GemmOutput output) const {
@@ -166,7 +182,7 @@ KernelCost GpuModel::grouped_gemm(std::int64_t groups, std::int64_t m, std::int6
                        (groups > 1 ? gemm_curve_.grouped_factor : 1);
   const Flops flops(2 * g * rows * columns * inner);
   const Bytes traffic(g * (size_of(type) * inner * (rows + columns) + rows * columns * output_bytes(output, type)));
-  return {kLaunchLatency, flops / matmul_rate(type) * shape, traffic / (memory_bandwidth_ * kGemmMemoryFraction)};
+  return {gemm_latency_, flops / matmul_rate(type) * shape, traffic / (memory_bandwidth_ * gemm_memory_fraction_)};
 }
 
 AttentionKernel GpuModel::resolve(AttentionKernel kernel) const {
@@ -197,7 +213,7 @@ KernelCost GpuModel::attention(const AttentionShape& shape, std::int64_t batch, 
   if (kernel == AttentionKernel::unfused) {
     const double scores = sequences * heads * seq * seq;
     const Bytes traffic(streamed + scores * kScoreBytes * (backward ? kScoreBackward : 1));
-    return {kLaunchLatency, Flops(2 * scores * dims * passes) / (dense * kUnfusedEfficiency),
+    return {kLaunchSpacing, Flops(2 * scores * dims * passes) / (dense * kUnfusedEfficiency),
             traffic / (memory_bandwidth_ * kStreamMemoryFraction)};
   }
   const double window = static_cast<double>(shape.window);
@@ -215,18 +231,19 @@ KernelCost GpuModel::attention(const AttentionShape& shape, std::int64_t batch, 
   const double head_dim = std::min(1.0, dims / (2 * 128));
   if (attention_curve_.head_dim_exponent > 0) efficiency *= std::pow(head_dim, attention_curve_.head_dim_exponent);
   const Flops flops((work.flops + block_path * num_sms_ * work.tile_flops) * passes);
-  return {kLaunchLatency, flops / (dense * efficiency), Bytes(streamed) / (memory_bandwidth_ * kStreamMemoryFraction)};
+  return {kLaunchSpacing, flops / (dense * efficiency), Bytes(streamed) / (memory_bandwidth_ * kStreamMemoryFraction)};
 }
 
 KernelCost GpuModel::memory_bound(Bytes traffic) const {
-  return {kLaunchLatency, Seconds(), traffic / (memory_bandwidth_ * kStreamMemoryFraction)};
+  return {kStreamLaunch + kStreamStart, Seconds(), traffic / (memory_bandwidth_ * kStreamMemoryFraction)};
 }
 
-KernelCost GpuModel::adam(std::int64_t parameters, Bytes per_parameter) const {
-  return memory_bound(per_parameter * static_cast<double>(parameters));
+KernelCost GpuModel::adam(Bytes traffic) const {
+  if (!(traffic > Bytes())) return {};
+  return {kStreamLaunch + kAdamStart, Seconds(), traffic / (memory_bandwidth_ * kAdamMemoryFraction)};
 }
 
-Seconds GpuModel::launch_latency() const { return kLaunchLatency; }
+Seconds GpuModel::launch_latency() const { return kLaunchSpacing; }
 
 std::vector<Assumption> GpuModel::assumptions() const {
   std::vector<Assumption> list;
@@ -238,8 +255,10 @@ std::vector<Assumption> GpuModel::assumptions() const {
   } else {
     add(name_ + " sustained matmul", fmt::format("{:.3g} of the dense peak", sustained_), sustained_source_);
   }
-  add("matmuls of the engine", fmt::format("{:.2f} of the sustained rate", kEngineMatmulFraction),
-      "step-time.md section 2: A100 0.87, H200 0.89, llmq on H100 0.89");
+  add("matmuls of the engine", fmt::format("{:.2f} of the sustained rate", gemm_curve_.engine_fraction),
+      gemm_curve_.timed_on_device ? "0.88 of step-time.md section 2 (A100, H200, llmq on H100), less what that charged "
+                                    "to the Ampere curve's shapes"
+                                  : "step-time.md section 2: A100 0.87, H200 0.89, llmq on H100 0.89");
   add("matmul shape curve", gemm_curve_.arch, gemm_curve_.source);
   if (has_flash_) {
     add("attention",
@@ -249,9 +268,13 @@ std::vector<Assumption> GpuModel::assumptions() const {
   } else {
     add("attention", "unfused, scores in memory", name_ + " has no fused attention kernel");
   }
-  add("streaming kernels", fmt::format("{:.2f} of the memory bandwidth", kStreamMemoryFraction),
-      "4.26 to 4.3 of 4.8 TB/s on an H200 (perf-anchors.md)");
-  add("kernel launch", fmt::format("{:.0f} us", kLaunchLatency.base() * 1e6), "assumed");
+  const std::string sweep = "measured on an H200, 2026-11-30 (docs/measurements/h200)";
+  add("streaming kernels", fmt::format("{:.2f} of the memory bandwidth", kStreamMemoryFraction), sweep);
+  add("fused AdamW", fmt::format("{:.2f} of the memory bandwidth", kAdamMemoryFraction), sweep);
+  add("kernel launch",
+      fmt::format("{:.1f} us a matmul, {:.1f} us a streaming kernel, {:.1f} us others", gemm_latency_.base() * 1e6,
+                  (kStreamLaunch + kStreamStart).base() * 1e6, kLaunchSpacing.base() * 1e6),
+      sweep + "; queue full, no graph");
   if (sms_assumed_) add(name_ + " SMs", fmt::format("{:.0f}", kAssumedSms), "not in the catalog: B200's count");
   return list;
 }

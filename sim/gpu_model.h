@@ -47,8 +47,8 @@ class GpuModel {
   /// std::logic_error, so callers ask first and refuse the plan.
   bool supports(DType type) const;
 
-  /// [m, k] x [k, n]. Time = 2mnk / rate x (1 + k_ramp / k) / u^e, bounded by bytes / (0.85 W); u is the tile
-  /// utilisation of the last wave.
+  /// [m, k] x [k, n]. Time = 2mnk / rate x (1 + k_ramp / k) / u^e, bounded by bytes / (fraction x W); u is the tile
+  /// utilisation of the last wave. Sizes are taken to be multiples of 8: others run several times slower.
   KernelCost gemm(std::int64_t m, std::int64_t n, std::int64_t k, DType type,
                   GemmOutput output = GemmOutput::same) const;
   /// `groups` equal products in one kernel (experts): the tiles of all groups share the waves.
@@ -63,11 +63,14 @@ class GpuModel {
 
   /// A kernel that streams: bytes read plus bytes written over 0.90 of the spec bandwidth.
   KernelCost memory_bound(Bytes traffic) const;
-  /// One fused AdamW pass: `per_parameter` bytes read and written (28 with fp32 states, bf16 gradient and output).
-  KernelCost adam(std::int64_t parameters, Bytes per_parameter) const;
+  /// One fused AdamW pass that reads and writes `traffic` in all (28 bytes a parameter with fp32 states, bf16 gradient
+  /// and output), at 0.69 of the spec bandwidth.
+  KernelCost adam(Bytes traffic) const;
 
-  /// Sustained matmul rate of the engine in that type at a large shape: 0.88 x the measured rate.
+  /// Sustained matmul rate of the engine in that type at a large shape: the curve's engine fraction x the measured
+  /// rate.
   FlopsPerSecond matmul_rate(DType type) const;
+  /// From one kernel to the next on a full stream.
   Seconds launch_latency() const;
   /// Where rates and curves came from, for the report.
   std::vector<Assumption> assumptions() const;
@@ -87,6 +90,8 @@ class GpuModel {
   bool has_flash_ = false;  // tensor cores and shared memory that flash kernels need
   bool hopper_or_later_ = false;
   GemmShapeCurve gemm_curve_;
+  Seconds gemm_latency_;
+  double gemm_memory_fraction_ = 0;  // of the spec bandwidth
   AttentionCurve attention_curve_;
   double attention_scale_ = 1;  // sustained rate over that of the curve's GPU
   std::string name_, arch_, sustained_source_;
