@@ -8,15 +8,17 @@ namespace zeroplan {
 
 namespace {
 
-/// One core's read-modify-write rate: 25 GB/s on a 16-core Sapphire-Rapids-class host, where one thread of a fused Adam
-/// does 0.87 G parameters/s at 28 B (perf-anchors.md section 10).
-constexpr BytesPerSecond kCoreBandwidth = 25.0_GBps;
-/// Pinned copies over the lane rate: 55.4 of 63 GB/s on an H200, 26 of 31.5 on an A100 (links.json).
-constexpr double kPcieFraction = 0.86;
-/// Each direction when both are busy: 50.9 of 63 GB/s on an H200 (perf-anchors.md section 10); 18.5 to 19.6 of 31.5 on
-/// an A100 (nccl.md section 9).
-constexpr double kPcieDuplexGen5 = 0.808, kPcieDuplexGen4 = 0.605;
-/// Start of one copy: 64 KiB at 17 to 24 GB/s, 1 MiB at 48 to 51 GB/s on an H200 (perf-anchors.md section 10).
+/// One core's read-modify-write rate in a fused Adam, 28 B a parameter. Two H200 hosts with 16 cores: 24.4 GB/s alone
+/// and 22.4 each of two (perf-anchors.md section 10); 20.4 alone, 16.8 each of two, 14.6 each of four
+/// (docs/measurements/h200, 2026-11-30). Bounds only few cores: sixteen are bounded by memory.
+constexpr BytesPerSecond kCoreBandwidth = 20.0_GBps;
+/// Pinned copies over the lane rate. Gen5: 55.4 of 63 GB/s both ways on an H200 (docs/measurements/h200); Gen4: 26
+/// of 31.5 on an A100 (links.json).
+constexpr double kPcieFractionGen5 = 0.88, kPcieFractionGen4 = 0.825;
+/// Each direction when both are busy: 50.8 of 63 GB/s on an H200 (docs/measurements/h200); 18.5 to 19.6 of 31.5 on an
+/// A100 (nccl.md section 9).
+constexpr double kPcieDuplexGen5 = 0.806, kPcieDuplexGen4 = 0.605;
+/// Start of one copy: 2.6 to 2.7 us to the GPU, 1.4 to 1.9 us from it, 64 KiB to 4 MiB (docs/measurements/h200).
 constexpr Seconds kCopyLatency = 2.5_us;
 /// Disk rate of the engine over the given rate: goal R12 of perf-anchors.md, 0.90 of fio at the same mix; not measured.
 constexpr double kDiskFraction = 0.90;
@@ -33,7 +35,7 @@ Bytes adam_traffic(const AdamTypes& types) {
 
 HostModel::HostModel(const MachineSpec& machine)
     : dram_(machine.dram_bandwidth),
-      pcie_(machine.gpu.pcie * kPcieFraction),
+      pcie_(machine.gpu.pcie * (machine.gpu.pcie_generation >= 5 ? kPcieFractionGen5 : kPcieFractionGen4)),
       nvme_read_(machine.nvme.read * kDiskFraction),
       nvme_write_(machine.nvme.write * kDiskFraction),
       pcie_generation_(machine.gpu.pcie_generation) {
@@ -78,12 +80,12 @@ std::vector<Assumption> HostModel::assumptions() const {
   std::vector<Assumption> list;
   list.push_back({"host memory traffic", fmt::format("{:.4g} GB/s a node", dram_.base() / 1e9), "machine"});
   list.push_back({"host core", fmt::format("{:.0f} GB/s read-modify-write", kCoreBandwidth.base() / 1e9),
-                  "measured on an H200 host, perf-anchors.md section 10"});
+                  "measured in a fused Adam on two H200 hosts (docs/cost-model.md section 5)"});
   list.push_back({"pinned copies",
                   fmt::format("{:.4g} GB/s one way, {:.4g} GB/s each with both busy", pcie_.base() / 1e9,
                               pcie_total_.base() / 2e9),
-                  pcie_generation_ >= 5 ? "0.86 and 0.81 of x16, measured on an H200"
-                                        : "0.86 and 0.60 of x16, measured on an A100"});
+                  pcie_generation_ >= 5 ? "0.88 and 0.81 of x16, measured on an H200"
+                                        : "0.825 and 0.605 of x16, measured on an A100"});
   if (nvme_read_ > BytesPerSecond())
     list.push_back({"disks", fmt::format("{:.2f} of the given rates; mixed reads and writes share them", kDiskFraction),
                     "goal R12, not measured"});
