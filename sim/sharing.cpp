@@ -62,7 +62,7 @@ double FairSharing::load(std::uint32_t index) const {
 /// Everything that hangs together with a changed resource: resources by flows, flows by resources.
 void FairSharing::collect() {
   component_.clear();
-  open_flows_.clear();
+  flows_of_component_.clear();
   for (std::uint32_t index : dirty_) {
     SharedResource& resource = resources_[index];
     resource.dirty = false;
@@ -72,6 +72,7 @@ void FairSharing::collect() {
     }
   }
   dirty_.clear();
+  // Grows as resources are found.
   for (std::size_t k = 0; k < component_.size(); ++k) {
     SharedResource& resource = resources_[component_[k]];
     resource.left = resource.capacity;
@@ -79,9 +80,10 @@ void FairSharing::collect() {
     resource.share = resource.left / resource.waiting;
     for (const User& user : resource.users) {
       Flow& flow = flows_[user.flow];
-      if (flow.seen) continue;
-      flow.seen = true;
-      open_flows_.push_back(user.flow);
+      if (flow.open) continue;
+      flow.open = true;
+      flow.before = flow.rate;
+      flows_of_component_.push_back(user.flow);
       for (const Use& use : flow.uses) {
         if (resources_[use.resource].seen) continue;
         resources_[use.resource].seen = true;
@@ -92,57 +94,78 @@ void FairSharing::collect() {
 }
 
 /// Each flow names the resource whose even share would hold it back most; of equals the one of lowest index.
-void FairSharing::vote() {
-  for (std::uint32_t index : open_flows_) {
-    Flow& flow = flows_[index];
-    flow.voted_rate = kUnlimited;
-    for (const Use& use : flow.uses) {
-      const double rate = resources_[use.resource].share / use.amount;
-      if (rate < flow.voted_rate || (rate == flow.voted_rate && use.resource < flow.vote)) {
-        flow.voted_rate = rate;
-        flow.vote = use.resource;
-      }
+void FairSharing::vote(Flow& flow) {
+  flow.voted_rate = kUnlimited;
+  for (const Use& use : flow.uses) {
+    const double rate = resources_[use.resource].share / use.amount;
+    if (rate < flow.voted_rate || (rate == flow.voted_rate && use.resource < flow.vote)) {
+      flow.voted_rate = rate;
+      flow.vote = use.resource;
     }
-    ++resources_[flow.vote].votes;
   }
+  ++resources_[flow.vote].votes;
 }
 
 void FairSharing::fix(Flow& flow, double rate) {
   flow.rate = rate;
+  flow.open = false;
+  --num_open_;
   for (const Use& use : flow.uses) {
     SharedResource& resource = resources_[use.resource];
     resource.left -= use.amount * rate;
     --resource.waiting;
+    if (resource.touched) continue;
+    resource.touched = true;
+    touched_.push_back(use.resource);
   }
 }
 
-/// Where all waiting users of a resource named it, they get even shares of it: it is the bottleneck of each. Whoever used
-/// it and was fixed before used less. Fixed flows leave every other resource at least the even share there was, so shares
-/// never fall. False when no resource has all votes.
-bool FairSharing::fix_agreed() {
-  round_.clear();
-  for (std::uint32_t index : open_flows_) {
-    const SharedResource& resource = resources_[flows_[index].vote];
-    if (resource.votes == resource.waiting) round_.push_back(index);
+void FairSharing::queue_if_agreed(std::uint32_t index) {
+  SharedResource& resource = resources_[index];
+  if (resource.queued || resource.waiting == 0 || resource.votes != resource.waiting) return;
+  resource.queued = true;
+  agreed_.push_back(index);
+}
+
+/// All waiting users of this resource named it: they get even shares of it, and it is the bottleneck of each. Whoever used
+/// it and was fixed before uses less. Fixed flows leave every other resource at least the even share that there was, so
+/// shares never fall, and no other resource that is queued is touched.
+void FairSharing::fill(std::uint32_t index) {
+  SharedResource& resource = resources_[index];
+  resource.queued = false;
+  resource.votes = 0;
+  touched_.clear();
+  moved_.clear();
+  for (const User& user : resource.users) {
+    Flow& flow = flows_[user.flow];
+    if (flow.open) fix(flow, flow.voted_rate);
   }
-  for (std::uint32_t index : open_flows_) resources_[flows_[index].vote].votes = 0;
-  if (round_.empty()) return false;
-  for (std::uint32_t index : round_) {
-    fix(flows_[index], flows_[index].voted_rate);
-    flows_[index].seen = false;
+  for (std::uint32_t other : touched_) raise_share(other);
+  for (std::uint32_t other : touched_) revote(other);
+  for (std::uint32_t other : touched_) queue_if_agreed(other);
+  for (std::uint32_t other : moved_) queue_if_agreed(other);
+}
+
+void FairSharing::raise_share(std::uint32_t index) {
+  SharedResource& resource = resources_[index];
+  resource.touched = false;
+  if (resource.waiting == 0) return;
+  const double share = resource.left / resource.waiting;
+  resource.raised = share > resource.share;
+  if (resource.raised) resource.share = share;
+}
+
+/// A share that rose may no longer be the least of those who named it.
+void FairSharing::revote(std::uint32_t index) {
+  SharedResource& resource = resources_[index];
+  if (resource.waiting == 0 || !resource.raised) return;
+  for (const User& user : resource.users) {
+    Flow& flow = flows_[user.flow];
+    if (!flow.open || flow.vote != index) continue;
+    --resource.votes;
+    vote(flow);
+    if (flow.vote != index) moved_.push_back(flow.vote);
   }
-  if (round_.size() == open_flows_.size()) {
-    open_flows_.clear();
-    return true;
-  }
-  for (std::uint32_t index : round_) {
-    for (const Use& use : flows_[index].uses) {
-      SharedResource& resource = resources_[use.resource];
-      if (resource.waiting > 0) resource.share = std::max(resource.share, resource.left / resource.waiting);
-    }
-  }
-  std::erase_if(open_flows_, [&](std::uint32_t index) { return !flows_[index].seen; });
-  return true;
 }
 
 /// The even level at which the waiting users fill what is left, if each takes no more than its other limits let it.
@@ -150,7 +173,7 @@ double FairSharing::level(const SharedResource& resource, std::uint32_t index) {
   wants_.clear();
   for (const User& user : resource.users) {
     const Flow& flow = flows_[user.flow];
-    if (!flow.seen) continue;
+    if (!flow.open) continue;
     double rate = kUnlimited;
     for (const Use& use : flow.uses) {
       if (use.resource != index) rate = std::min(rate, resources_[use.resource].share / use.amount);
@@ -185,38 +208,45 @@ void FairSharing::settle_rest() {
     }
     if (moved <= kSettled) break;
   }
-  vote();
   double over = 1;
+  for (std::uint32_t index : flows_of_component_) {
+    Flow& flow = flows_[index];
+    if (flow.open) vote(flow);
+  }
   for (std::uint32_t index : component_) {
-    const SharedResource& resource = resources_[index];
-    if (resource.waiting == 0) continue;
+    SharedResource& resource = resources_[index];
+    resource.votes = 0;
     double used = 0;
     for (const User& user : resource.users) {
-      if (flows_[user.flow].seen) used += user.amount * flows_[user.flow].voted_rate;
+      if (flows_[user.flow].open) used += user.amount * flows_[user.flow].voted_rate;
     }
-    if (resource.left > 0) over = std::max(over, used / resource.left);
+    if (used > 0) over = std::max(over, used / std::max(resource.left, 0.0));
   }
-  for (std::uint32_t index : open_flows_) {
+  for (std::uint32_t index : flows_of_component_) {
     Flow& flow = flows_[index];
-    resources_[flow.vote].votes = 0;
-    fix(flow, flow.voted_rate / over);
-    flow.seen = false;
+    if (flow.open) fix(flow, flow.voted_rate / over);
   }
-  open_flows_.clear();
+  for (std::uint32_t index : touched_) resources_[index].touched = false;
 }
 
 std::span<const FairSharing::Change> FairSharing::solve() {
   changes_.clear();
   if (dirty_.empty()) return changes_;
   collect();
-  all_flows_.assign(open_flows_.begin(), open_flows_.end());
-  for (std::uint32_t index : all_flows_) flows_[index].before = flows_[index].rate;
-  while (!open_flows_.empty()) {
-    vote();
-    if (!fix_agreed()) settle_rest();
+  num_open_ = flows_of_component_.size();
+  for (std::uint32_t index : flows_of_component_) vote(flows_[index]);
+  for (std::uint32_t index : component_) queue_if_agreed(index);
+  while (!agreed_.empty()) {
+    const std::uint32_t index = agreed_.back();
+    agreed_.pop_back();
+    fill(index);
   }
-  for (std::uint32_t index : component_) resources_[index].seen = false;
-  for (std::uint32_t index : all_flows_) {
+  if (num_open_ > 0) settle_rest();
+  for (std::uint32_t index : component_) {
+    resources_[index].seen = false;
+    resources_[index].votes = 0;
+  }
+  for (std::uint32_t index : flows_of_component_) {
     const Flow& flow = flows_[index];
     if (flow.rate != flow.before) changes_.push_back({index, flow.before, flow.rate});
   }

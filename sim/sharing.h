@@ -50,9 +50,10 @@ class FairSharing {
   struct Flow {
     std::vector<Use> uses;
     double rate = 0, before = 0;
-    std::uint32_t vote = 0;  // the resource that limits it most, this round
+    std::uint32_t vote = 0;  // the resource that limits it most
     double voted_rate = 0;
-    bool active = false, seen = false;
+    bool active = false;
+    bool open = false;  // its new rate is not known yet
   };
   struct User {
     std::uint32_t flow = 0;
@@ -63,22 +64,26 @@ class FairSharing {
     double left = 0;   // not yet given away
     double share = 0;  // left, evenly for each user that still waits
     std::uint32_t waiting = 0, votes = 0;
-    bool seen = false, dirty = false;
+    bool seen = false, dirty = false, touched = false, raised = false, queued = false;
     std::vector<User> users;
   };
 
   void collect();
-  void vote();
-  bool fix_agreed();
+  void vote(Flow& flow);
   void fix(Flow& flow, double rate);
+  void queue_if_agreed(std::uint32_t resource);
+  void fill(std::uint32_t resource);
+  void raise_share(std::uint32_t resource);
+  void revote(std::uint32_t resource);
   void settle_rest();
   double level(const SharedResource& resource, std::uint32_t index);
 
   std::vector<SharedResource> resources_;
   std::vector<Flow> flows_;
-  std::vector<std::uint32_t> dirty_;                   // resources
-  std::vector<std::uint32_t> component_, open_flows_;  // resources and flows to be worked out
-  std::vector<std::uint32_t> all_flows_, round_;
+  std::vector<std::uint32_t> dirty_;              // resources
+  std::vector<std::uint32_t> component_, flows_of_component_;
+  std::vector<std::uint32_t> agreed_, touched_, moved_;  // resources
+  std::size_t num_open_ = 0;
   std::vector<double> wants_;
   std::vector<Change> changes_;
 };
