@@ -10,17 +10,17 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::array<Command, 5> kCommands = {{
+constexpr std::array<Command, 6> kCommands = {{
     {"plan", "Find the training configuration that fits and is fastest (the default command)", run_plan},
     {"simulate", "One plan.json: memory, time by phase and stream", run_simulate},
     {"whatif", "The same training on several machines: speed and price in one table", run_whatif},
     {"models", "The catalog of models, or one model: tensors, FLOPs, sources", run_models},
     {"machines", "The catalog of machines and GPUs, or one of them", run_machines},
+    {"topology", "The wiring in `nvidia-smi topo -m` or NCCL's XML: graph, routes, shared links", run_topology},
 }};
 
 /// Named by the specification, for a later version.
-constexpr std::array<std::string_view, 7> kLaterCommands = {"check",    "run",      "compare", "probe",
-                                                            "topology", "validate", "report"};
+constexpr std::array<std::string_view, 6> kLaterCommands = {"check", "run", "compare", "probe", "validate", "report"};
 
 std::string program_help() {
   std::string text =

@@ -29,6 +29,7 @@ Outcome run_simulate(const Arguments& arguments);
 Outcome run_whatif(const Arguments& arguments);
 Outcome run_models(const Arguments& arguments);
 Outcome run_machines(const Arguments& arguments);
+Outcome run_topology(const Arguments& arguments);
 
 struct Command {
   std::string_view name;

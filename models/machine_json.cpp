@@ -169,8 +169,18 @@ void read_value(const JsonValue& value, std::int64_t& out) { out = value.as_int(
 void read_value(const JsonValue& value, Interconnect& out) { out = read_interconnect(value); }
 void read_value(const JsonValue& value, Assumption& out) { out = read_part<Assumption>(value); }
 void read_value(const JsonValue& value, Bytes& out) { out = value.as_bytes(); }
-void read_value(const JsonValue& value, BytesPerSecond& out) { out = value.as_rate(); }
-void read_value(const JsonValue& value, FlopsPerSecond& out) { out = value.as_flop_rate(); }
+/// Slower than any link or chip: a wrong unit. Times divide by rates, so nothing near zero may pass.
+constexpr BytesPerSecond kLeastRate(1e3);
+constexpr FlopsPerSecond kLeastFlopRate(1e6);
+
+void read_value(const JsonValue& value, BytesPerSecond& out) {
+  out = value.as_rate();
+  if (out != BytesPerSecond() && out < kLeastRate) value.fail("0 or a rate of at least 1 KB/s");
+}
+void read_value(const JsonValue& value, FlopsPerSecond& out) {
+  out = value.as_flop_rate();
+  if (out < kLeastFlopRate) value.fail("a rate of at least 1 MFLOPS");
+}
 
 template <class T>
 void read_checked(const JsonValue& value, T& out) {

@@ -104,7 +104,10 @@ std::vector<Advice> advise(const Answer& answer, const Candidate& candidate) {
     const auto role = static_cast<ResourceRole>(r);
     if (candidate.prediction.busy[static_cast<std::size_t>(r)] == Seconds()) continue;
     const double then = predictor.step_with(candidate.plan, role, 0.5).base();
-    if (now / then >= kWorthSaying) all.push_back({"twice the " + role_name(role, answer.request.machine), now / then});
+    if (now / then < kWorthSaying) continue;
+    std::string name = role_name(role, answer.request.machine);
+    const bool names_a_rate = name.ends_with("bandwidth") || name.ends_with("cores") || name.ends_with("arithmetic");
+    all.push_back({"twice the " + name + (names_a_rate ? "" : " rate"), now / then});
   }
   std::stable_sort(all.begin(), all.end(), [](const Advice& a, const Advice& b) { return a.speedup > b.speedup; });
   return all;

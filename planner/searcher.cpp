@@ -188,46 +188,48 @@ std::vector<double> Searcher::block_bytes(const Plan& plan, bool optimizer) cons
   return bytes;
 }
 
+/// Blocks go back to the GPU while they fit: optimizer states, or weights first where those left too (they cross PCIe several
+/// times a step). `all_off` is the prediction with every block off the GPU. Returns the host bytes of a rank that this frees.
+double Searcher::fill_gpu(Plan& plan, const OffloadStyle& style, const Prediction& all_off) const {
+  const bool states_move = style.parameters == Tier::hbm;
+  const auto bytes = block_bytes(plan, states_move);
+  const double room = (gpu_budget() - all_off.gpu.peak).base() - kArenaReserve * all_off.lower_bound.base();
+  double moved = 0;
+  int blocks = 0;
+  while (blocks < static_cast<int>(bytes.size()) && moved + bytes[static_cast<std::size_t>(blocks)] <= room) {
+    moved += bytes[static_cast<std::size_t>(blocks++)];
+  }
+  Placement& placed = states_move ? plan.optimizer : plan.parameters;
+  (placed.host > 0 ? placed.host : placed.nvme) -= blocks;
+  placed.hbm += blocks;
+  return placed.nvme > 0 ? 0 : moved;
+}
+
 /// Uses what is left: blocks go back to the GPU while they fit, the rest to the host, and what the host cannot hold to
 /// disk. `all_host` is the prediction with every optimizer block on the host. False when it cannot fit.
 bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& all_host) const {
   const auto states = block_bytes(plan, true);
   const int blocks = static_cast<int>(states.size());
-  double total = 0, largest = 0;
-  for (double s : states) total += s, largest = std::max(largest, s);
-  const double gpu_room = (gpu_budget() - all_host.gpu.peak).base() - kArenaReserve * all_host.lower_bound.base();
   const double host_used = all_host.host ? all_host.host->peak.base() / request_.machine.gpus_per_node : 0;
-  double host_room = host_budget_per_rank().base() - (host_used - total);
-
-  int on_gpu = 0;
-  double moved = 0;
-  if (style.parameters == Tier::hbm) {
-    while (on_gpu < blocks && moved + states[static_cast<std::size_t>(on_gpu)] <= gpu_room) moved += states[static_cast<std::size_t>(on_gpu++)];
-  } else if (!style.whole) {
-    // Weights come back first: they cross PCIe several times a step.
-    const auto weights = block_bytes(plan, false);
-    double used = 0;
-    int k = 0;
-    while (k < blocks && used + weights[static_cast<std::size_t>(k)] <= gpu_room) used += weights[static_cast<std::size_t>(k++)];
-    if (k == blocks) return false;  // then nothing needs to leave: another style
-    (style.parameters == Tier::host ? plan.parameters.host : plan.parameters.nvme) = blocks - k;
-    plan.parameters.hbm = k;
-    if (style.parameters == Tier::host) host_room += used;
+  const double largest = *std::max_element(states.begin(), states.end());
+  double total = 0;
+  for (double s : states) total += s;
+  const double freed = fill_gpu(plan, style, all_host);
+  if (plan.optimizer.hbm == blocks || (style.parameters != Tier::hbm && plan.parameters.hbm == blocks)) {
+    return false;  // then nothing needs to leave: another style
   }
-  if (on_gpu == blocks) return false;
-  if (total - moved <= host_room) {
+  const double host_room = host_budget_per_rank().base() - host_used + freed;  // less than 0: so much must go to disk
+  if (host_room >= 0) {
     if (style.optimizer == Tier::nvme) return false;  // the host style covers it
-    plan.optimizer = {on_gpu, blocks - on_gpu, 0};
     return true;
   }
   if (style.optimizer != Tier::nvme) return false;
-  host_room -= 3 * largest;  // slots between disk and Adam
-  int on_host = 0;
-  double held = 0;
-  while (on_gpu + on_host < blocks && held + states[static_cast<std::size_t>(on_gpu + on_host)] <= host_room) {
-    held += states[static_cast<std::size_t>(on_gpu + on_host++)];
-  }
-  plan.optimizer = {on_gpu, on_host, blocks - on_gpu - on_host};
+  double held = total - (style.parameters == Tier::hbm ? freed : 0);
+  const double may_hold = held + host_room - 3 * largest;  // slots between disk and Adam
+  int to_disk = 0;
+  for (int i = blocks - 1; i >= plan.optimizer.hbm && held > may_hold; --i, ++to_disk) held -= states[static_cast<std::size_t>(i)];
+  plan.optimizer.host -= to_disk;
+  plan.optimizer.nvme += to_disk;
   return true;
 }
 
@@ -284,42 +286,49 @@ bool Searcher::lay_out_plan(Candidate& c) {
 
 // --- nothing fits ------------------------------------------------------------------------------------
 
+/// Bytes of a node that are missing.
+double Searcher::lack(const Prediction& p) const {
+  const auto over = [&](const TierMemory& t) { return std::max(0.0, (t.peak - (1 - request_.margin) * t.capacity).base()); };
+  return kGpuLackWeight * request_.machine.gpus_per_node * over(p.gpu) + (p.host ? over(*p.host) : 0) + (p.nvme ? over(*p.nvme) : 0);
+}
+
+/// The smallest micro-batch of every choice, the GPU filled as far as it goes, the rest on the host whether it can hold it or not.
 Candidate Searcher::nearest() {
-  const auto lack = [&](const Prediction& p) {
-    const auto over = [&](const TierMemory& t) { return std::max(0.0, (t.peak - (1 - request_.margin) * t.capacity).base()); };
-    const double node = request_.machine.gpus_per_node;
-    return kGpuLackWeight * node * over(p.gpu) + (p.host ? over(*p.host) : 0) + (p.nvme ? over(*p.nvme) : 0);
-  };
   std::optional<Candidate> best;
-  double least = 0;
-  const std::int64_t batch = micro_batches_of(request_, workload_).front();
-  for (Recompute recompute : recomputes_of(request_)) {
-    for (int stage : stages_of(request_)) {
-      for (int group : shard_groups_of(request_, stage)) {
-        for (const OffloadStyle& style : offloads_of(request_, stage)) {
-          Plan plan = plan_of(request_, workload_, {stage, group, style, recompute, batch, false, false});
-          Prediction p = evaluate(plan);
-          if (style.optimizer != Tier::hbm && !style.whole && style.parameters == Tier::hbm) {
-            // Fill the GPU as far as it goes; the host takes the rest whether it can or not.
-            Plan filled = plan;
-            const auto states = block_bytes(plan, true);
-            double room = (gpu_budget() - p.gpu.peak).base() - kArenaReserve * p.lower_bound.base();
-            int k = 0;
-            while (k < static_cast<int>(states.size()) && states[static_cast<std::size_t>(k)] <= room) room -= states[static_cast<std::size_t>(k++)];
-            (style.optimizer == Tier::host ? filled.optimizer.host : filled.optimizer.nvme) -= k;
-            filled.optimizer.hbm += k;
-            if (k > 0) {
-              const Prediction q = evaluate(filled);
-              if (lack(q) < lack(p)) plan = filled, p = q;
-            }
+  const auto consider = [&](const Plan& plan, const Prediction& p) {
+    if (!best || lack(p) < lack(best->prediction)) best = Candidate{plan, p, false};
+  };
+  Choice choice;
+  choice.micro_batch = micro_batches_of(request_, workload_).front();
+  for (bool split : {false, true}) {
+    if (split && request_.precision != DType::bf16) continue;
+    choice.split_master = split;
+    for (Recompute recompute : recomputes_of(request_)) {
+      for (int stage : stages_of(request_)) {
+        for (int group : shard_groups_of(request_, stage)) {
+          for (const OffloadStyle& style : offloads_of(request_, stage)) {
+            choice.recompute = recompute, choice.stage = stage, choice.shard_ranks = group, choice.offload = style;
+            Plan plan = plan_of(request_, workload_, choice);
+            const Prediction p = evaluate(plan);
+            consider(plan, p);
+            if (style.optimizer == Tier::hbm || style.whole || p.gpu.peak > gpu_budget()) continue;
+            fill_gpu(plan, style, p);
+            consider(plan, evaluate(plan));
           }
-          if (!best || lack(p) < least) least = lack(p), best = Candidate{plan, p, false};
         }
       }
     }
   }
   if (!best) throw InputError("no plan exists in this space: --offload needs --zero 1 or higher (optimizer) or 3 (parameters), and NVMe a --nvme");
   best->prediction = predictor_.predict(best->plan, Detail::laid_out);
+  // Gaps of the arena are not what is missing: a block or two less on the GPU makes room for them.
+  for (int attempt = 0; attempt < 4 && best->prediction.gpu.peak > gpu_budget(); ++attempt) {
+    Plan& plan = best->plan;
+    Placement& placed = plan.optimizer.hbm > 0 && plan.optimizer.host > 0 ? plan.optimizer : plan.parameters;
+    if (placed.hbm == 0 || placed.host == 0) break;
+    --placed.hbm, ++placed.host;
+    best->prediction = predictor_.predict(plan, Detail::laid_out);
+  }
   return *best;
 }
 

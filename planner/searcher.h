@@ -39,7 +39,9 @@ class Searcher {
   Prediction evaluate(const Plan& plan);
   bool hopeless(const Plan& plan) const;
   void keep(const Plan& plan, const Prediction& prediction);
+  double fill_gpu(Plan& plan, const OffloadStyle& style, const Prediction& all_off) const;
   bool spread(Plan& plan, const OffloadStyle& style, const Prediction& all_host) const;
+  double lack(const Prediction& prediction) const;
   bool better(const Prediction& a, const Prediction& b) const;
   double cut() const;
 
