@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "models/error.h"
+#include "runtime/kernels/exponential.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/kernels/loops.h"
 
@@ -24,31 +25,49 @@ struct Point {
   W value, slope;
 };
 
-template <class W>
-W sigmoid(W x) {
-  return W{1} / (W{1} + exponential(-x));
+// gelu_tanh: x (1 + tanh u) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks & Gimpel, arXiv
+// 1606.08415).
+constexpr double kCubic = 0.044715;
+constexpr double kTwoRoot = 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;  // 2 sqrt(2 / pi)
+
+/// The argument of the one exponential in f and f'.
+template <ActivationFunction F, class W>
+W exponent(W x) {
+  if constexpr (F == ActivationFunction::gelu_tanh) return -W(kTwoRoot) * (x + W(kCubic) * x * x * x);
+  if constexpr (F == ActivationFunction::gelu_erf) return W(-0.5) * x * x;
+  if constexpr (F == ActivationFunction::silu) return -x;
+  return x;
 }
 
-/// f(x) and f'(x).
+/// f(x) and f'(x), given e = exp(exponent(x)).
 template <ActivationFunction F, class W>
-Point<W> evaluate(W x) {
+Point<W> evaluate(W x, W e) {
   if constexpr (F == ActivationFunction::gelu_tanh) {
-    // x (1 + tanh u) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks & Gimpel, arXiv 1606.08415).
-    constexpr W kCubic = W(0.044715);
-    const W two_root = W(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);  // 2 sqrt(2 / pi)
-    const W s = sigmoid(two_root * (x + kCubic * x * x * x));
-    return {x * s, s + x * s * (W{1} - s) * two_root * (W{1} + W{3} * kCubic * x * x)};
+    const W s = W{1} / (W{1} + e);
+    return {x * s, s + x * s * (W{1} - s) * W(kTwoRoot) * (W{1} + W(3 * kCubic) * x * x)};
   } else if constexpr (F == ActivationFunction::gelu_erf) {
     const W below = W(0.5) * std::erfc(-x * W(std::numbers::sqrt2 / 2));  // the normal distribution's mass below x
-    const W density = exponential(W(-0.5) * x * x) * W(std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2);
-    return {x * below, below + x * density};
+    return {x * below, below + x * e * W(std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2)};
   } else if constexpr (F == ActivationFunction::silu) {
-    const W s = sigmoid(x);
+    const W s = W{1} / (W{1} + e);
     return {x * s, s * (W{1} + x * (W{1} - s))};
   } else {
     static_assert(F == ActivationFunction::relu);
     return {x > W{0} ? x : W{0}, x > W{0} ? W{1} : W{0}};
   }
+}
+
+/// Calls use(i, x, e) for the elements of a row, e as evaluate() takes it.
+template <ActivationFunction F, class T, class Use>
+void for_elements(std::int64_t width, const T* x, Use&& use) {
+  using W = Wide<T>;
+  for_pieces(width, [&](std::int64_t first, std::int64_t count) {
+    W at[kPiece], e[kPiece];
+    for (std::int64_t j = 0; j < count; ++j) at[j] = widen(x[first + j]);
+    for (std::int64_t j = 0; j < count; ++j) e[j] = exponent<F>(at[j]);
+    if constexpr (F != ActivationFunction::relu) exponentials(e, count, W{1}, W{0});
+    for (std::int64_t j = 0; j < count; ++j) use(first + j, at[j], e[j]);
+  });
 }
 
 template <ActivationFunction F>
@@ -72,9 +91,13 @@ void with_function(ActivationFunction function, Use&& use) {
 
 template <ActivationFunction F, class T>
 void forward_row(bool gated, std::int64_t width, const T* x, T* y) {
-  for (std::int64_t i = 0; i < width; ++i) {
-    const auto value = evaluate<F>(widen(x[i])).value;
-    y[i] = narrow<T>(gated ? value * widen(x[width + i]) : value);
+  using W = Wide<T>;
+  if (gated) {
+    for_elements<F>(width, x, [&](std::int64_t i, W gate, W e) {
+      y[i] = narrow<T>(evaluate<F>(gate, e).value * widen(x[width + i]));
+    });
+  } else {
+    for_elements<F>(width, x, [&](std::int64_t i, W value, W e) { y[i] = narrow<T>(evaluate<F>(value, e).value); });
   }
 }
 
@@ -82,16 +105,15 @@ template <ActivationFunction F, class T>
 void backward_row(bool gated, std::int64_t width, const T* dy, const T* x, T* out, const T* base) {
   using W = Wide<T>;
   const auto put = [&](std::int64_t i, W value) { out[i] = narrow<T>(base == nullptr ? value : widen(base[i]) + value); };
-  for (std::int64_t i = 0; i < width; ++i) {
-    const Point<W> f = evaluate<F>(widen(x[i]));
-    const W g = widen(dy[i]);
-    if (gated) {
-      const W up = widen(x[width + i]);
+  if (gated) {
+    for_elements<F>(width, x, [&](std::int64_t i, W gate, W e) {
+      const Point<W> f = evaluate<F>(gate, e);
+      const W g = widen(dy[i]), up = widen(x[width + i]);
       put(width + i, g * f.value);
       put(i, g * up * f.slope);
-    } else {
-      put(i, g * f.slope);
-    }
+    });
+  } else {
+    for_elements<F>(width, x, [&](std::int64_t i, W value, W e) { put(i, widen(dy[i]) * evaluate<F>(value, e).slope); });
   }
 }
 

@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <limits>
 
+#include "runtime/kernels/exponential.h"
 #include "runtime/kernels/gemm.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/kernels/loops.h"
@@ -12,7 +12,7 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kRowBlock = 64;
+constexpr std::int64_t kRowBlock = 128;
 
 /// Sizes and the place of each head in a packed row.
 struct Layout {
@@ -98,9 +98,8 @@ void forward_block(const Sequence<T>& x, std::int64_t head, std::int64_t block, 
     W* row = s.data() + i * w.keys;
     masked_row(at, w, w.row + i, row, [&](std::int64_t first, std::int64_t last) {
       const W scale = static_cast<W>(at.scale);
-      W largest = -std::numeric_limits<W>::infinity();
-      for (std::int64_t j = first; j < last; ++j) largest = row[j] > largest ? row[j] : largest;
-      for (std::int64_t j = first; j < last; ++j) row[j] = exponential((row[j] - largest) * scale);
+      const W largest = lane_max<W>(last - first, [&](std::int64_t j) { return row[first + j]; });
+      exponentials(row + first, last - first, scale, largest * scale);
       sums[i] = lane_sum<W>(last - first, [&](std::int64_t j) { return row[first + j]; });
       log_sum_exp[(w.row + i) * at.heads + head] = largest * scale + std::log(sums[i]);
     });
@@ -147,10 +146,8 @@ void score_gradients(const BackwardSequence<T>& b, const Window& w, std::int64_t
     W* dp = ds + i * w.keys;
     masked_row(at, w, w.row + i, dp, [](std::int64_t, std::int64_t) {});
     masked_row(at, w, w.row + i, p, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t j = first; j < last; ++j) {
-        p[j] = exponential(p[j] * scale - log_sum);
-        dp[j] = p[j] * (dp[j] - delta) * scale;
-      }
+      exponentials(p + first, last - first, scale, log_sum);
+      for (std::int64_t j = first; j < last; ++j) dp[j] = p[j] * (dp[j] - delta) * scale;
     });
   }
 }

@@ -69,27 +69,29 @@ void column_sums(std::int64_t rows, const WeightGradient<G>& gradient, Add&& add
   });
 }
 
-/// e^x within 2 units in the last place; the same bits everywhere, which std::exp is not. Below -87.3 (results under the
-/// smallest normal number) 0, above 88.3 the value there. Range reduction by ln 2 in two parts and the polynomial of the
-/// Cephes library (S. Moshier, expf).
-inline float exponential(float x) {
-  constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-  constexpr float kRound = 12582912.0f;  // 1.5 x 2^23: adding it rounds to an integer in the low bits
-  const float clamped = x > 88.3f ? 88.3f : x < -87.3f ? -87.3f : x;
-  const float shifted = clamped * kLog2E + kRound;
-  const float n = shifted - kRound;
-  const float r = (clamped - n * kLn2High) - n * kLn2Low;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  const float mantissa = p * (r * r) + r + 1.0f;
-  const std::uint32_t exponent = std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(kRound) + 127u;
-  const float result = mantissa * std::bit_cast<float>(exponent << 23);
-  return x < -87.3f ? 0.0f : result;
+/// Greatest value(i) for i in [0, count), count >= 1.
+template <class W, class Value>
+W lane_max(std::int64_t count, Value&& value) {
+  constexpr int kLanes = 16;
+  W lanes[kLanes];
+  for (W& lane : lanes) lane = value(0);
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const W here = value(i + lane);
+      lanes[lane] = here > lanes[lane] ? here : lanes[lane];
+    }
+  }
+  for (; i < count; ++i) lanes[0] = value(i) > lanes[0] ? value(i) : lanes[0];
+  for (int lane = 1; lane < kLanes; ++lane) lanes[0] = lanes[lane] > lanes[0] ? lanes[lane] : lanes[0];
+  return lanes[0];
 }
-inline double exponential(double x) { return std::exp(x); }
+
+/// Calls body(first, count) for pieces of [0, width) that fit a buffer of kPiece elements on the stack.
+inline constexpr std::int64_t kPiece = 256;
+template <class Body>
+void for_pieces(std::int64_t width, Body&& body) {
+  for (std::int64_t first = 0; first < width; first += kPiece) body(first, std::min(kPiece, width - first));
+}
 
 }  // namespace zeroplan

@@ -1,4 +1,5 @@
 #include "models/error.h"
+#include "runtime/kernels/exponential.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/kernels/loops.h"
 #include "runtime/kernels/scratch.h"
@@ -14,16 +15,34 @@ void check_targets(std::span<const std::int32_t> targets, std::int64_t vocab) {
   }
 }
 
+/// Calls use(first, count, e) with e[j] = e^(row[first + j] - largest), piece by piece.
+template <class T, class Use>
+void exponential_pieces(const T* row, std::int64_t vocab, Wide<T> largest, Use&& use) {
+  for_pieces(vocab, [&](std::int64_t first, std::int64_t count) {
+    Wide<T> e[kPiece];
+    for (std::int64_t j = 0; j < count; ++j) e[j] = widen(row[first + j]);
+    exponentials(e, count, Wide<T>{1}, largest);
+    use(first, count, e);
+  });
+}
+
 /// Loss of one row; the row becomes its gradient.
 template <class T>
 double row_loss(T* row, std::int64_t vocab, std::int64_t target, Wide<T> scale) {
   using W = Wide<T>;
-  W largest = widen(row[0]);
-  for (std::int64_t j = 1; j < vocab; ++j) largest = widen(row[j]) > largest ? widen(row[j]) : largest;
-  const W sum = lane_sum<W>(vocab, [&](std::int64_t j) { return exponential(widen(row[j]) - largest); });
+  const W largest = lane_max<W>(vocab, [&](std::int64_t j) { return widen(row[j]); });
+  W sum{0};
+  exponential_pieces(row, vocab, largest, [&](std::int64_t, std::int64_t count, const W* e) {
+    sum += lane_sum<W>(count, [&](std::int64_t j) { return e[j]; });
+  });
   const W loss = std::log(sum) + largest - widen(row[target]);
-  const W right = exponential(widen(row[target]) - largest) / sum - W{1};
-  for (std::int64_t j = 0; j < vocab; ++j) row[j] = narrow<T>(exponential(widen(row[j]) - largest) / sum * scale);
+  W right = widen(row[target]);
+  exponentials(&right, 1, W{1}, largest);
+  right = right / sum - W{1};  // before scaling: exact near 1
+  const W factor = scale / sum;
+  exponential_pieces(row, vocab, largest, [&](std::int64_t first, std::int64_t count, const W* e) {
+    for (std::int64_t j = 0; j < count; ++j) row[first + j] = narrow<T>(e[j] * factor);
+  });
   row[target] = narrow<T>(right * scale);
   return loss;
 }
