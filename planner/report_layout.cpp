@@ -159,6 +159,9 @@ std::string memory_section(const Prediction& prediction, const ReportStyle& styl
   return text;
 }
 
+/// Parts of a step below this come from rounding.
+constexpr double kRounding = 1e-9;
+
 std::string time_section(const Prediction& prediction, const ReportStyle& style) {
   const TimeBreakdown& time = prediction.time;
   const std::array<std::pair<std::string_view, Seconds>, 5> parts = {{
@@ -171,7 +174,7 @@ std::string time_section(const Prediction& prediction, const ReportStyle& style)
   std::string text = inked("Time of a step", Ink::bold, style) + fmt::format(": {}\n", format_seconds(prediction.step));
   for (const auto& [name, seconds] : parts) {
     const double part = seconds / prediction.step;
-    if (seconds.base() <= 0) continue;
+    if (part < kRounding) continue;
     const std::string bar = share_bar(part, kBarWidth, style);
     text += fmt::format("  {:<24} {:>8}  {:>5.1f} %{}{}\n", name, format_seconds(seconds), 100 * part,
                         bar.empty() ? "" : "  ", bar);
