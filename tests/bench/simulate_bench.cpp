@@ -190,7 +190,9 @@ void bench_jobs() {
   const auto all = SimulatedRanks::all, folded = SimulatedRanks::folded;
   bench_job({"70B ZeRO-3, 128 x 8xH100, all ranks", "8xH100", 128, plan, all});
   bench_job({"  optimizer on the host", "8xH100", 128, offload, all});
-  bench_job({"70B ZeRO-3, 128 x 8xA100-PCIe, all ranks", "8xA100-80G", 128, plan, all});
+  bench_job({"70B ZeRO-3, 128 x 8xRTX 4090, all ranks", "8x4090", 128, plan, all});
+  bench_job({"  optimizer on the host", "8x4090", 128, offload, all});
+  bench_job({"70B ZeRO-3, 340 x 3xRTX 3090, all ranks", "3x3090", 340, offload, all});
   bench_job({"70B ZeRO-3, 16384 x 8xH100, folded", "8xH100", 16384, plan, folded});
   bench_job({"  optimizer on the host", "8xH100", 16384, offload, folded});
   bench_job({"  8 micro-steps", "8xH100", 16384, steps, folded});
@@ -204,7 +206,7 @@ int main(int argc, char** argv) {
   if (which.empty() || which == "queue") zeroplan::bench_queue();
   if (which.empty() || which == "flows") {
     zeroplan::bench_flows("256 on 1024 resources in islands of 8", 1024, 256, 8);
-    zeroplan::bench_flows("1024 on 64 resources, one component", 64, 64, 64);
+    zeroplan::bench_flows("64 on 64 resources, one component", 64, 64, 64);
   }
   if (which.empty() || which == "jobs") zeroplan::bench_jobs();
 }
