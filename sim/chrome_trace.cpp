@@ -15,7 +15,8 @@ constexpr int kStreamsProcess = 1, kMemoryProcess = 2, kUseProcess = 3;
 
 class Writer {
  public:
-  Writer(const Schedule& schedule, const ModelSpec& model, const Trace& trace) : schedule_(schedule), model_(model), trace_(trace) {}
+  Writer(const Schedule& schedule, const ModelSpec& model, const Trace& trace)
+      : schedule_(schedule), model_(model), trace_(trace) {}
 
   std::string write(int rank, const Simulation* simulation) {
     text_ = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
@@ -60,8 +61,8 @@ class Writer {
   void thread(int stream) {
     event(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}})", kStreamsProcess, stream,
           quoted(to_string(static_cast<Stream>(stream))));
-    event(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", kStreamsProcess, stream,
-          stream);
+    event(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", kStreamsProcess,
+          stream, stream);
   }
 
   bool takes_time(std::size_t op) const { return trace_.ops[op].end > trace_.ops[op].start; }
@@ -112,8 +113,8 @@ class Writer {
   void arrow(std::size_t from, std::size_t to) {
     ++arrows_;
     const auto end = [&](const char* phase, std::size_t op, Seconds time, const char* more) {
-      event(R"({{"ph":"{}","name":"after","cat":"edge","id":{},"pid":{},"tid":{},"ts":{}{}}})", phase, arrows_, kStreamsProcess,
-            static_cast<int>(schedule_.ops()[op].stream), micros(time), more);
+      event(R"({{"ph":"{}","name":"after","cat":"edge","id":{},"pid":{},"tid":{},"ts":{}{}}})", phase, arrows_,
+            kStreamsProcess, static_cast<int>(schedule_.ops()[op].stream), micros(time), more);
     };
     end("s", from, trace_.ops[from].end, "");
     end("f", to, trace_.ops[to].start, R"(,"bp":"e")");
@@ -130,8 +131,8 @@ class Writer {
       if (buffer.lifetime == Lifetime::resident) live[m] += buffer.size.base();
     }
     const auto count = [&](std::size_t m, Seconds time) {
-      event(R"({{"ph":"C","name":"{} memory","pid":{},"ts":{},"args":{{"bytes":{:.0f}}}}})", to_string(static_cast<Memory>(m)),
-            kMemoryProcess, micros(time), live[m]);
+      event(R"({{"ph":"C","name":"{} memory","pid":{},"ts":{},"args":{{"bytes":{:.0f}}}}})",
+            to_string(static_cast<Memory>(m)), kMemoryProcess, micros(time), live[m]);
     };
     for (std::size_t m = 0; m < kNumMemories; ++m) {
       if (used[m]) count(m, Seconds());

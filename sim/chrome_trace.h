@@ -11,8 +11,8 @@
 
 namespace zeroplan {
 
-/// Streams as tracks, an arrow for each edge between streams, memory in use by tier, and the use of resources where it is
-/// known (`simulation` may be null: traces of estimate() or of an executor). `trace` belongs to the flat `schedule`;
+/// Streams as tracks, an arrow for each edge between streams, memory in use by tier, and the use of resources where it
+/// is known (`simulation` may be null: traces of estimate() or of an executor). `trace` belongs to the flat `schedule`;
 /// throws std::logic_error when it does not. Deterministic; valid JSON.
 std::string chrome_trace(const Schedule& schedule, const ModelSpec& model, const Trace& trace, int rank,
                          const Simulation* simulation);

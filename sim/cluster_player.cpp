@@ -75,7 +75,9 @@ void ClusterPlayer::add_collective_slots() {
 std::uint32_t ClusterPlayer::collective_slot(std::uint32_t rank, std::uint32_t stream, std::uint8_t group) const {
   return collective_slots_[stream][group].first + in_.groups[group]->group_of[rank];
 }
-const RankGroups& ClusterPlayer::groups_of(std::uint32_t slot) const { return *in_.groups[slot_kind_[slot - num_ranks_ * kStreams]]; }
+const RankGroups& ClusterPlayer::groups_of(std::uint32_t slot) const {
+  return *in_.groups[slot_kind_[slot - num_ranks_ * kStreams]];
+}
 std::uint32_t ClusterPlayer::group_id(std::uint32_t slot) const { return slot_group_[slot - num_ranks_ * kStreams]; }
 
 void ClusterPlayer::start_streams() {
@@ -109,14 +111,16 @@ void ClusterPlayer::handle(Event event) {
       ranks_[rank].kernels &= static_cast<std::uint8_t>(~(1u << stream));
       if (ranks_[rank].kernels != 0) mark(rank);
       return finish(rank, stream);
-    case Stage::latency: return start_transfer(slot, rank);
+    case Stage::latency:
+      return start_transfer(slot, rank);
     case Stage::transfer:
       sharing_.stop(slot);
       if (in_.works[running_[slot].work].take.hbm_time > 0) mark(rank);
       return finish(rank, stream);
     case Stage::ended:
     case Stage::blocked:
-    case Stage::waiting: throw std::logic_error("simulate: an event of a stream that has nothing under way");
+    case Stage::waiting:
+      throw std::logic_error("simulate: an event of a stream that has nothing under way");
   }
 }
 
@@ -205,7 +209,8 @@ void ClusterPlayer::start_collective(std::uint32_t slot) {
   const std::uint32_t id = group_id(slot);
   uses_.clear();
   for (const auto& part : groups_of(slot).parts[id]) {
-    for (const Use& use : work.uses[part.shape]) uses_.push_back({use.resource + part.node * in_.num_resources, use.amount});
+    for (const Use& use : work.uses[part.shape])
+      uses_.push_back({use.resource + part.node * in_.num_resources, use.amount});
   }
   if (uses_.empty()) return finish_collective(slot);
   running_[slot].left = 1;
@@ -268,7 +273,8 @@ void ClusterPlayer::take_of_transfers(std::uint32_t rank, double& sms, double& h
     const PlayedWork& work = in_.works[running_[rank * kStreams + s].work];
     sms += work.take.sms;
     if (stage != Stage::transfer) continue;
-    const std::uint32_t flow = work.kind == WorkClass::collective ? collective_slot(rank, s, work.group) : rank * kStreams + s;
+    const std::uint32_t flow =
+        work.kind == WorkClass::collective ? collective_slot(rank, s, work.group) : rank * kStreams + s;
     hbm += work.take.hbm_time * sharing_.rate(flow);
   }
 }
@@ -337,7 +343,8 @@ void ClusterPlayer::set_kernel(std::uint32_t slot, double full) {
   }
   running.full = full;
   // Undisturbed it ends exactly when estimate() says.
-  const double end = running.left == 1 ? running.start + (in_.works[running.work].latency + full) : running.updated + running.left * full;
+  const double end = running.left == 1 ? running.start + (in_.works[running.work].latency + full)
+                                       : running.updated + running.left * full;
   push(slot, std::max(now_, end));
 }
 

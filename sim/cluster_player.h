@@ -1,6 +1,6 @@
 #pragma once
-// Plays one program on every rank at once. The heart of simulate(): streams, collectives, GPUs and shared resources; what
-// the numbers mean to people is made elsewhere.
+// Plays one program on every rank at once. The heart of simulate(): streams, collectives, GPUs and shared resources;
+// what the numbers mean to people is made elsewhere.
 
 #include <array>
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace zeroplan {
 struct PlayedWork {
   WorkClass kind = WorkClass::none;
   double latency = 0;
-  double sm = 0, hbm = 0;    // kernels: seconds of the whole GPU's
-  GpuTake take;              // transfers and collectives
-  std::uint8_t group = 0;    // collectives: Group
+  double sm = 0, hbm = 0;              // kernels: seconds of the whole GPU's
+  GpuTake take;                        // transfers and collectives
+  std::uint8_t group = 0;              // collectives: Group
   std::vector<std::vector<Use>> uses;  // transfers: by rank of the node; collectives: by group shape (see Groups)
 };
 
@@ -32,7 +32,7 @@ struct RankGroups {
   struct NodePart {
     std::uint32_t node = 0, shape = 0;
   };
-  std::vector<std::vector<NodePart>> parts;       // by group
+  std::vector<std::vector<NodePart>> parts;  // by group
   std::vector<NodeMembers> shapes;
 };
 
@@ -41,7 +41,7 @@ struct PlayerInput {
   std::span<const PlayedWork> works;
   std::array<const RankGroups*, 3> groups{};  // by Group
   int num_nodes = 1, gpus_per_node = 1;
-  std::uint32_t num_resources = 0;            // of a node
+  std::uint32_t num_resources = 0;  // of a node
   int watched_rank = 0;
   bool sample = false;
 };
@@ -74,10 +74,10 @@ class ClusterPlayer {
 
   /// An op under way: the current one of a stream, or a collective of a group.
   struct Running {
-    double start = 0;      // kernels: the time it takes up its stream
-    double updated = 0;    // when `left` was right; kernels: not before the latency is over
-    double left = 1;       // part of the work
-    double full = 0;       // seconds for the whole at the present rate
+    double start = 0;         // kernels: the time it takes up its stream
+    double updated = 0;       // when `left` was right; kernels: not before the latency is over
+    double left = 1;          // part of the work
+    double full = 0;          // seconds for the whole at the present rate
     std::uint32_t stamp = 0;  // of the valid event
     std::uint32_t work = 0;
     std::uint32_t arrived = 0;  // collectives: members

@@ -39,7 +39,8 @@ std::size_t EventQueue::Rung::index(double time) const {
 }
 
 void EventQueue::push(Event event) {
-  if (!(event.time >= now_) || event.time == kNever) throw std::logic_error("event queue: an event in the past or at no time");
+  if (!(event.time >= now_) || event.time == kNever)
+    throw std::logic_error("event queue: an event in the past or at no time");
   ++size_;
   if (event.time > far_from_) {
     far_.push_back(event);

@@ -30,7 +30,8 @@ class EventQueue {
   void clear();
 
  private:
-  /// Equal buckets over a range of time. Those before `current` are taken: done, in front_, or split into the next rung.
+  /// Equal buckets over a range of time. Those before `current` are taken: done, in front_, or split into the next
+  /// rung.
   struct Rung {
     double start = 0;
     double per_width = 0;  // 1 / width of a bucket
@@ -48,11 +49,11 @@ class EventQueue {
 
   std::vector<Event> front_;  // sorted; from head_ on
   std::size_t head_ = 0;
-  std::vector<Event> side_;   // binary heap of events that came too late for front_
-  std::vector<Rung> rungs_;   // widest first; depth_ of them are in use
+  std::vector<Event> side_;  // binary heap of events that came too late for front_
+  std::vector<Rung> rungs_;  // widest first; depth_ of them are in use
   std::size_t depth_ = 0;
-  std::vector<Event> far_;    // beyond the widest rung
-  double far_from_ = 0;       // far_ begins after it
+  std::vector<Event> far_;  // beyond the widest rung
+  double far_from_ = 0;     // far_ begins after it
   std::vector<Event> scratch_;
   double now_ = 0;
   std::size_t size_ = 0;

@@ -11,8 +11,8 @@ namespace {
 constexpr double kAssumedSms = 148;
 /// A ring reads and writes each byte it forwards (nccl.md section 8).
 constexpr double kHbmPassesPerWireByte = 2;
-/// The most that one collective, and one copy, takes of the GPU's memory bandwidth. Two collectives and two copies at once
-/// leave a tenth to kernels. Rings on known GPUs take 0.14 to 0.25, copies under 0.1.
+/// The most that one collective, and one copy, takes of the GPU's memory bandwidth. Two collectives and two copies at
+/// once leave a tenth to kernels. Rings on known GPUs take 0.14 to 0.25, copies under 0.1.
 constexpr double kMostHbmOfCollective = 0.35, kMostHbmOfCopy = 0.1;
 
 MachineSpec with_few_nodes(MachineSpec machine) {
@@ -132,7 +132,8 @@ std::vector<Use> RankCosts::transfer(const Demand& demand, int rank) const {
 }
 
 /// Between the GPUs of a node: all NVLinks among the members alike, or the PCIe ring.
-void RankCosts::add_inside(std::vector<double>& seconds, const NodeMembers& members, double bytes, double nvlink_seconds) const {
+void RankCosts::add_inside(std::vector<double>& seconds, const NodeMembers& members, double bytes,
+                           double nvlink_seconds) const {
   const auto gpu = [&](std::size_t k) { return topology_.gpu(members.ranks[k % members.ranks.size()]); };
   const std::size_t count = members.ranks.size();
   if (nvlink_seconds <= 0) {

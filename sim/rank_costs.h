@@ -27,8 +27,8 @@ enum class WorkClass : std::uint8_t {
 
 /// What a work takes besides the resources that are shared evenly: a running transfer comes first on its GPU.
 struct GpuTake {
-  double sms = 0;      // part of the SMs, as long as the op stands on its stream
-  double hbm_time = 0; // seconds of the memory's whole bandwidth, spread over the transfer
+  double sms = 0;       // part of the SMs, as long as the op stands on its stream
+  double hbm_time = 0;  // seconds of the memory's whole bandwidth, spread over the transfer
 };
 
 /// Ranks of a node that belong to one group, in ascending order, and whether the group has ranks on other nodes.
@@ -56,7 +56,8 @@ class RankCosts {
   /// Amounts of a transfer of `rank` (of the node). At least one.
   std::vector<Use> transfer(const Demand& demand, int rank) const;
   /// Amounts of a collective on a node with these members; the largest is its transfer time unless siblings share it.
-  std::vector<Use> collective(const Collective& work, const Demand& demand, const NodeMembers& members, RankGroup group) const;
+  std::vector<Use> collective(const Collective& work, const Demand& demand, const NodeMembers& members,
+                              RankGroup group) const;
 
   GpuTake take(const Work& work, const Demand& demand, RankGroup group) const;
 

@@ -16,7 +16,8 @@ constexpr double kSettled = 1e-15;
 }  // namespace
 
 std::uint32_t FairSharing::add_resource(double capacity) {
-  if (!(capacity > 0) || capacity == kUnlimited) throw std::logic_error("sharing: a capacity must be positive and finite");
+  if (!(capacity > 0) || capacity == kUnlimited)
+    throw std::logic_error("sharing: a capacity must be positive and finite");
   resources_.emplace_back().capacity = capacity;
   return static_cast<std::uint32_t>(resources_.size() - 1);
 }
@@ -31,7 +32,8 @@ void FairSharing::start(std::uint32_t index, std::span<const Use> uses) {
   flow.uses.assign(uses.begin(), uses.end());
   flow.active = true;
   for (const Use& use : uses) {
-    if (!(use.amount > 0) || use.amount == kUnlimited) throw std::logic_error("sharing: an amount must be positive and finite");
+    if (!(use.amount > 0) || use.amount == kUnlimited)
+      throw std::logic_error("sharing: an amount must be positive and finite");
     SharedResource& resource = resources_[use.resource];
     resource.users.push_back({index, use.amount});
     if (!resource.dirty) dirty_.push_back(use.resource);
@@ -127,9 +129,9 @@ void FairSharing::queue_if_agreed(std::uint32_t index) {
   agreed_.push_back(index);
 }
 
-/// All waiting users of this resource named it: they get even shares of it, and it is the bottleneck of each. Whoever used
-/// it and was fixed before uses less. Fixed flows leave every other resource at least the even share that there was, so
-/// shares never fall, and no other resource that is queued is touched.
+/// All waiting users of this resource named it: they get even shares of it, and it is the bottleneck of each. Whoever
+/// used it and was fixed before uses less. Fixed flows leave every other resource at least the even share that there
+/// was, so shares never fall, and no other resource that is queued is touched.
 void FairSharing::fill(std::uint32_t index) {
   SharedResource& resource = resources_[index];
   resource.queued = false;
@@ -192,8 +194,9 @@ double FairSharing::level(const SharedResource& resource, std::uint32_t index) {
   return kUnlimited;
 }
 
-/// Flows that hold each other back in a circle (each is the largest user of what the other lacks): levels of all resources
-/// in turn until nothing moves; then all are scaled to what the fullest resource allows, which takes rounding away.
+/// Flows that hold each other back in a circle (each is the largest user of what the other lacks): levels of all
+/// resources in turn until nothing moves; then all are scaled to what the fullest resource allows, which takes rounding
+/// away.
 void FairSharing::settle_rest() {
   for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
     double moved = 0;
@@ -202,7 +205,8 @@ void FairSharing::settle_rest() {
       if (resource.waiting == 0) continue;
       const double share = level(resource, index);
       if (share != resource.share) {
-        moved = std::max(moved, share == kUnlimited || resource.share == kUnlimited ? 1 : std::abs(share / resource.share - 1));
+        moved = std::max(
+            moved, share == kUnlimited || resource.share == kUnlimited ? 1 : std::abs(share / resource.share - 1));
       }
       resource.share = share;
     }

@@ -1,5 +1,6 @@
 #pragma once
-// Who gets how much of what is shared. A flow with amounts w_j progresses at a rate r and uses w_j r of each resource j.
+// Who gets how much of what is shared. A flow with amounts w_j progresses at a rate r and uses w_j r of each resource
+// j.
 //
 // Rates are bottleneck-fair (Bonald and Roberts, "Multi-resource fairness: objectives, algorithms and performance",
 // SIGMETRICS 2015): no resource is used above its capacity, and each flow has a bottleneck, a full resource of which no
@@ -16,8 +17,8 @@ struct Use {
   double amount = 0;  // of the resource's unit, for a whole unit of progress; > 0
 };
 
-/// Rates are worked out by solve(), anew only where something changed and what hangs together with it. Deterministic: the
-/// same calls give the same bits.
+/// Rates are worked out by solve(), anew only where something changed and what hangs together with it. Deterministic:
+/// the same calls give the same bits.
 class FairSharing {
  public:
   struct Change {
@@ -30,8 +31,8 @@ class FairSharing {
   /// Makes room for a flow that is started and stopped any number of times.
   std::uint32_t add_flow();
 
-  /// Precondition: stopped; at least one use, no resource twice. Throws std::logic_error on an amount that is not positive
-  /// and finite.
+  /// Precondition: stopped; at least one use, no resource twice. Throws std::logic_error on an amount that is not
+  /// positive and finite.
   void start(std::uint32_t flow, std::span<const Use> uses);
   /// Precondition: started.
   void stop(std::uint32_t flow);
@@ -80,7 +81,7 @@ class FairSharing {
 
   std::vector<SharedResource> resources_;
   std::vector<Flow> flows_;
-  std::vector<std::uint32_t> dirty_;              // resources
+  std::vector<std::uint32_t> dirty_;  // resources
   std::vector<std::uint32_t> component_, flows_of_component_;
   std::vector<std::uint32_t> agreed_, touched_, moved_;  // resources
   std::size_t num_open_ = 0;

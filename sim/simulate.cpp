@@ -44,7 +44,8 @@ RankGroups make_groups(Group kind, RankGroup size, int num_nodes, int gpus, int 
   }
   for (const auto& ranks : groups.ranks) {
     std::map<std::uint32_t, NodeMembers> by_node;
-    for (std::uint32_t rank : ranks) by_node[rank / static_cast<std::uint32_t>(gpus)].ranks.push_back(static_cast<int>(rank) % gpus);
+    for (std::uint32_t rank : ranks)
+      by_node[rank / static_cast<std::uint32_t>(gpus)].ranks.push_back(static_cast<int>(rank) % gpus);
     auto& parts = groups.parts.emplace_back();
     for (auto& [node, members] : by_node) {
       members.several_nodes = size.nodes > 1;
@@ -83,7 +84,8 @@ struct Simulator::State {
     result.latency = demand.latency.base();
     result.group = static_cast<std::uint8_t>(group);
     switch (result.kind) {
-      case WorkClass::none: break;
+      case WorkClass::none:
+        break;
       case WorkClass::kernel:
         result.sm = demand[ResourceRole::sm].base();
         result.hbm = demand[ResourceRole::hbm].base();
@@ -112,7 +114,8 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
   State& s = *state_;
   const int num_nodes = options.ranks == SimulatedRanks::all ? s.costs.num_nodes() : 1;
   const int simulated = num_nodes * s.costs.gpus_per_node();
-  if (options.rank < 0 || options.rank >= simulated) throw std::logic_error("simulate: the reported rank is not simulated");
+  if (options.rank < 0 || options.rank >= simulated)
+    throw std::logic_error("simulate: the reported rank is not simulated");
   if (options.with_trace && schedule.folded()) throw std::logic_error("simulate: a trace needs a flat schedule");
   s.set_groups(shard_ranks, num_nodes);
   std::vector<PlayedWork> works;
@@ -139,8 +142,8 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
   return result;
 }
 
-Simulation simulate(const Schedule& schedule, std::span<const Demand> demands, const MachineSpec& machine, int shard_ranks,
-                    const SimulateOptions& options) {
+Simulation simulate(const Schedule& schedule, std::span<const Demand> demands, const MachineSpec& machine,
+                    int shard_ranks, const SimulateOptions& options) {
   return Simulator(machine).run(schedule, demands, shard_ranks, options);
 }
 

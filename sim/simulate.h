@@ -25,8 +25,8 @@ enum class SimulatedRanks : std::uint8_t {
 
 struct SimulateOptions {
   SimulatedRanks ranks = SimulatedRanks::folded;
-  int rank = 0;               // whose times are reported; folded: a rank of the first node
-  bool with_trace = false;    // fills `trace` and `utilisation`; flat schedules only
+  int rank = 0;             // whose times are reported; folded: a rank of the first node
+  bool with_trace = false;  // fills `trace` and `utilisation`; flat schedules only
 };
 
 /// What one stream of the reported rank did; the rest of the step it was idle.
@@ -52,18 +52,18 @@ struct UtilisationSample {
 };
 
 struct Simulation {
-  Seconds step;                   // the last op of any rank ends
-  TimeBreakdown breakdown;        // of the reported rank; sums to its own end
+  Seconds step;             // the last op of any rank ends
+  TimeBreakdown breakdown;  // of the reported rank; sums to its own end
   std::array<StreamTime, kNumStreams> streams{};
   std::array<Seconds, kNumRoles> role_busy{};  // as Estimate's: demands summed
   std::vector<ResourceUse> resources;          // of the reported rank's node
-  std::int64_t ranks = 0;         // of the job
+  std::int64_t ranks = 0;                      // of the job
   int gpus_per_node = 0;
   std::int64_t simulated_ranks = 0;
-  std::int64_t ops = 0;           // timed ops of one rank
-  std::int64_t events = 0;        // ops ended and transfers begun or changed in rate, all simulated ranks
-  int last_rank = 0;              // the lowest of those that end last
-  Trace trace;                    // of the reported rank
+  std::int64_t ops = 0;     // timed ops of one rank
+  std::int64_t events = 0;  // ops ended and transfers begun or changed in rate, all simulated ranks
+  int last_rank = 0;        // the lowest of those that end last
+  Trace trace;              // of the reported rank
   std::vector<UtilisationSample> utilisation;
 };
 

@@ -12,14 +12,18 @@ constexpr std::size_t kNumBlames = 5;
 Blame blame_of(const Op& op, const Work& work) {
   const bool updates = op.phase == Phase::optimizer || std::holds_alternative<AdamStep>(work);
   switch (op.stream) {
-    case Stream::compute: return updates ? Blame::optimizer : Blame::compute;
-    case Stream::host: return updates ? Blame::optimizer : Blame::offload;
+    case Stream::compute:
+      return updates ? Blame::optimizer : Blame::compute;
+    case Stream::host:
+      return updates ? Blame::optimizer : Blame::offload;
     case Stream::gather:
-    case Stream::reduce: return Blame::communication;
+    case Stream::reduce:
+      return Blame::communication;
     case Stream::h2d:
     case Stream::d2h:
     case Stream::nvme_read:
-    case Stream::nvme_write: return Blame::offload;
+    case Stream::nvme_write:
+      return Blame::offload;
   }
   return Blame::idle;
 }
@@ -37,7 +41,8 @@ class Attribution {
     }
     end_of_step();
     const auto sum = [&](Blame b) { return Seconds(sums_[static_cast<std::size_t>(b)]); };
-    return {sum(Blame::compute), sum(Blame::communication), sum(Blame::offload), sum(Blame::optimizer), sum(Blame::idle)};
+    return {sum(Blame::compute), sum(Blame::communication), sum(Blame::offload), sum(Blame::optimizer),
+            sum(Blame::idle)};
   }
 
  private:
@@ -47,7 +52,8 @@ class Attribution {
   };
 
   bool known(const TimedOp& op) const {
-    return std::ranges::all_of(in_.program.waits(op), [&](const Wait& w) { return blames_[w.stream()].size() >= w.count(); });
+    return std::ranges::all_of(in_.program.waits(op),
+                               [&](const Wait& w) { return blames_[w.stream()].size() >= w.count(); });
   }
 
   bool advance(std::size_t s) {
@@ -110,7 +116,8 @@ std::array<StreamTime, kNumStreams> stream_times(const ReportInput& in) {
       wait += op.begin - op.start;
       alone += in.demands[ops[i].work].alone().base();
     }
-    all[s] = {Seconds(busy), Seconds(wait), Seconds(std::max(0.0, busy - wait - alone)), static_cast<std::int64_t>(ops.size())};
+    all[s] = {Seconds(busy), Seconds(wait), Seconds(std::max(0.0, busy - wait - alone)),
+              static_cast<std::int64_t>(ops.size())};
   }
   return all;
 }
@@ -207,7 +214,8 @@ Simulation report(const ReportInput& in) {
   result.streams = stream_times(in);
   const auto counts = work_counts(in);
   for (std::size_t w = 0; w < counts.size(); ++w) {
-    for (std::size_t r = 0; r < kNumRoles; ++r) result.role_busy[r] += static_cast<double>(counts[w]) * in.demands[w].busy[r];
+    for (std::size_t r = 0; r < kNumRoles; ++r)
+      result.role_busy[r] += static_cast<double>(counts[w]) * in.demands[w].busy[r];
   }
   add_resources(in, resource_seconds(in, counts), result);
   if (in.options.with_trace) result.trace = full_trace(in);

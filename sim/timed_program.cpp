@@ -18,7 +18,11 @@ void join(Clock& clock, const Clock& other) {
 class TimedProgram::Unroller {
  public:
   Unroller(const Schedule& schedule, const std::vector<bool>& timed, TimedProgram& program)
-      : schedule_(schedule), timed_(timed), program_(program), end_(schedule.ops().size()), carried_(schedule.carried().size()) {}
+      : schedule_(schedule),
+        timed_(timed),
+        program_(program),
+        end_(schedule.ops().size()),
+        carried_(schedule.carried().size()) {}
 
   void run() {
     std::size_t next_repeat = 0;
@@ -26,7 +30,9 @@ class TimedProgram::Unroller {
   }
 
  private:
-  Clock clock(OpRef ref) const { return ref.none() ? Clock{} : ref.carried() ? carried_[ref.index()] : end_[ref.index()]; }
+  Clock clock(OpRef ref) const {
+    return ref.none() ? Clock{} : ref.carried() ? carried_[ref.index()] : end_[ref.index()];
+  }
 
   void play(std::uint32_t begin, std::uint32_t end, std::size_t& next_repeat) {
     const auto repeats = schedule_.repeats();
@@ -45,7 +51,8 @@ class TimedProgram::Unroller {
   void play_repeat(const Repeat& repeat, std::size_t index) {
     const auto step = [&](auto from) {
       std::vector<Clock> values;
-      for (std::uint32_t k = 0; k < repeat.num_carried; ++k) values.push_back(clock(from(schedule_.carried()[repeat.first_carried + k])));
+      for (std::uint32_t k = 0; k < repeat.num_carried; ++k)
+        values.push_back(clock(from(schedule_.carried()[repeat.first_carried + k])));
       std::ranges::copy(values, carried_.begin() + repeat.first_carried);
     };
     step([](const Carried& c) { return c.first; });
@@ -92,14 +99,16 @@ class TimedProgram::Unroller {
   const Schedule& schedule_;
   const std::vector<bool>& timed_;
   TimedProgram& program_;
-  std::vector<Clock> end_;                                   // by op, latest iteration: what has ended once it has
+  std::vector<Clock> end_;  // by op, latest iteration: what has ended once it has
   std::vector<Clock> carried_;
-  std::array<Clock, kNumStreams> known_{};                   // by stream: what the next op need not ask for, untimed ops included
-  std::array<Clock, kNumStreams> waited_{};                  // by stream: what its last timed op waited for
-  std::array<std::vector<Clock>, kNumStreams> closure_;      // by stream and timed op
+  std::array<Clock, kNumStreams> known_{};   // by stream: what the next op need not ask for, untimed ops included
+  std::array<Clock, kNumStreams> waited_{};  // by stream: what its last timed op waited for
+  std::array<std::vector<Clock>, kNumStreams> closure_;  // by stream and timed op
 };
 
-TimedProgram::TimedProgram(const Schedule& schedule, const std::vector<bool>& timed) { Unroller(schedule, timed, *this).run(); }
+TimedProgram::TimedProgram(const Schedule& schedule, const std::vector<bool>& timed) {
+  Unroller(schedule, timed, *this).run();
+}
 
 std::size_t TimedProgram::num_ops() const {
   std::size_t count = 0;

@@ -25,13 +25,13 @@ class Wait {
 
 struct TimedOp {
   std::uint32_t work = 0;
-  std::uint32_t op = 0;          // index in the schedule; the same for each iteration of a repeated block
+  std::uint32_t op = 0;  // index in the schedule; the same for each iteration of a repeated block
   std::uint32_t first_wait = 0;
-  std::uint32_t num_waits = 0;   // on other streams, at most one each
+  std::uint32_t num_waits = 0;  // on other streams, at most one each
 };
 
-/// A schedule with its repeated blocks written out and the ops that take no time (Alloc, Free, Join) dissolved into waits.
-/// Waits that others imply are left out.
+/// A schedule with its repeated blocks written out and the ops that take no time (Alloc, Free, Join) dissolved into
+/// waits. Waits that others imply are left out.
 class TimedProgram {
  public:
   /// `timed[w]`: whether ops of work w take time or meet other ranks.

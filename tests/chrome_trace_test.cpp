@@ -1,5 +1,5 @@
-// The trace as what Perfetto reads it as: JSON of the Trace Event Format whose slices, arrows and counters agree with the
-// schedule.
+// The trace as what Perfetto reads it as: JSON of the Trace Event Format whose slices, arrows and counters agree with
+// the schedule.
 
 #include "sim/chrome_trace.h"
 

@@ -33,7 +33,8 @@ class Pair {
     heap.pop();
     const double next = queue.next_time();
     const Event event = queue.pop();
-    const bool same = event.time == expected.time && event.id == expected.id && event.stamp == expected.stamp && next == event.time;
+    const bool same =
+        event.time == expected.time && event.id == expected.id && event.stamp == expected.stamp && next == event.time;
     return same && queue.size() == heap.size() ? event.time : -1;
   }
 
@@ -83,7 +84,8 @@ const std::vector<std::pair<const char*, Gap>>& gaps() {
       {"sixty orders of magnitude", [](Random& r) { return std::pow(10.0, 60 * r.unit() - 30); }},
       {"most now, few at the end of days", [](Random& r) { return r.chance(1) ? 1e300 : r.unit() * 1e-3; }},
       {"smaller and smaller", [n = 0](Random&) mutable { return std::ldexp(1.0, -(n++ % 1074)); }},
-      {"denormal", [](Random& r) { return static_cast<double>(r.between(0, 9)) * std::numeric_limits<double>::denorm_min(); }},
+      {"denormal",
+       [](Random& r) { return static_cast<double>(r.between(0, 9)) * std::numeric_limits<double>::denorm_min(); }},
       {"bursts far apart", [](Random& r) { return std::floor(r.unit() * 4) * 1e6 + r.unit() * 1e-6; }},
   };
   return all;

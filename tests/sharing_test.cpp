@@ -1,5 +1,5 @@
-// Bottleneck fairness: hand-made cases, its definition checked on random ones, and progressive filling as a second opinion
-// where amounts are equal.
+// Bottleneck fairness: hand-made cases, its definition checked on random ones, and progressive filling as a second
+// opinion where amounts are equal.
 
 #include "sim/sharing.h"
 

@@ -1,6 +1,7 @@
-// FairSharing against SimGrid on random platforms: completion times of activities that start at random times. By default
-// flows over links (max-min); with "tasks", parallel tasks that need two hosts and links at once (SimGrid's BMF solver).
-// Built where libsimgrid-dev is installed. All platforms are islands of one SimGrid engine (a process can have one).
+// FairSharing against SimGrid on random platforms: completion times of activities that start at random times. By
+// default flows over links (max-min); with "tasks", parallel tasks that need two hosts and links at once (SimGrid's BMF
+// solver). Built where libsimgrid-dev is installed. All platforms are islands of one SimGrid engine (a process can have
+// one).
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -28,12 +29,12 @@ constexpr double kTolerance = 1e-9;  // relative to the completion time
 struct Transfer {
   double start = 0, bytes = 0;
   std::vector<std::uint32_t> links;
-  std::uint32_t from = 0, to = 0;        // tasks: hosts
+  std::uint32_t from = 0, to = 0;  // tasks: hosts
   double flops_from = 0, flops_to = 0;
 };
 struct Platform {
-  std::vector<double> rates;             // of links
-  std::vector<double> speeds;            // tasks: of hosts, resources after the links
+  std::vector<double> rates;   // of links
+  std::vector<double> speeds;  // tasks: of hosts, resources after the links
   std::vector<Transfer> transfers;
 };
 
@@ -170,11 +171,12 @@ void add_task_island(sg4::NetZone* root, int number, const Platform& p, std::vec
       zone->add_route(hosts[t.from]->get_netpoint(), hosts[t.to]->get_netpoint(), nullptr, nullptr, route, true);
     }
     double& end = ends[i];
-    sg4::Actor::create(fmt::format("{}a{}", name, i), hosts[t.from], [from = hosts[t.from], to = hosts[t.to], &t, &end] {
-      if (t.start > 0) sg4::this_actor::sleep_until(t.start);
-      sg4::this_actor::parallel_execute({from, to}, {t.flops_from, t.flops_to}, {0, t.bytes, 0, 0});
-      end = sg4::Engine::get_clock();
-    });
+    sg4::Actor::create(fmt::format("{}a{}", name, i), hosts[t.from],
+                       [from = hosts[t.from], to = hosts[t.to], &t, &end] {
+                         if (t.start > 0) sg4::this_actor::sleep_until(t.start);
+                         sg4::this_actor::parallel_execute({from, to}, {t.flops_from, t.flops_to}, {0, t.bytes, 0, 0});
+                         end = sg4::Engine::get_clock();
+                       });
   }
   zone->seal();
 }
@@ -182,8 +184,9 @@ void add_task_island(sg4::NetZone* root, int number, const Platform& p, std::vec
 /// Plays the platforms in SimGrid and here; counts transfers whose ends differ. Once a process.
 std::size_t differences(int argc, char** argv, const std::vector<Platform>& platforms, bool tasks) {
   sg4::Engine engine(&argc, argv);
-  for (const char* setting : {"network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0", "network/weight-S:0",
-                              "surf/precision:1e-12", "maxmin/precision:1e-9", "contexts/stack-size:64"}) {
+  for (const char* setting :
+       {"network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0", "network/weight-S:0",
+        "surf/precision:1e-12", "maxmin/precision:1e-9", "contexts/stack-size:64"}) {
     sg4::Engine::set_config(setting);
   }
   if (tasks) {
@@ -210,8 +213,8 @@ std::size_t differences(int argc, char** argv, const std::vector<Platform>& plat
       worst = std::max(worst, difference);
     }
   }
-  fmt::print("{} platforms, {} transfers: largest relative difference {:.2g}, {} beyond {:.0e}\n", platforms.size(), transfers,
-             worst, off, kTolerance);
+  fmt::print("{} platforms, {} transfers: largest relative difference {:.2g}, {} beyond {:.0e}\n", platforms.size(),
+             transfers, worst, off, kTolerance);
   return off;
 }
 
@@ -240,8 +243,8 @@ int compare_tasks(int argc, char** argv) {
     if (code == kDiffers && differ++ < 5) fmt::print("task platform {} differs\n", i);
     (code == kAgrees ? agree : given_up) += code == kDiffers ? 0 : 1;
   }
-  fmt::print("{} task platforms: {} agree to {:.0e}, {} differ, SimGrid gave up on {}\n", kTaskPlatforms, agree, kTolerance, differ,
-             given_up);
+  fmt::print("{} task platforms: {} agree to {:.0e}, {} differ, SimGrid gave up on {}\n", kTaskPlatforms, agree,
+             kTolerance, differ, given_up);
   return differ == 0 && agree >= kTaskPlatforms / 2 ? 0 : 1;
 }
 

@@ -24,7 +24,8 @@ constexpr double kNanosecond = 1e-9;
 class Script {
  public:
   OpRef op(Stream stream, Work work, std::initializer_list<OpRef> after = {}) {
-    return builder_.add(stream, Phase::forward, -1, builder_.work(work), std::span<const OpRef>(after.begin(), after.size()), {});
+    return builder_.add(stream, Phase::forward, -1, builder_.work(work),
+                        std::span<const OpRef>(after.begin(), after.size()), {});
   }
   Schedule finish() { return builder_.finish(); }
 
@@ -43,7 +44,8 @@ Both play(const Schedule& schedule, const MachineSpec& machine, SimulateOptions 
   const MachineCostModel cost(machine, shard_ranks, machine.gpu.peak_bf16 ? DType::bf16 : DType::fp16);
   const auto asked = demands(schedule, cost);
   options.with_trace = !schedule.folded();
-  return {Estimator().run(schedule, asked, options.with_trace), simulate(schedule, asked, machine, shard_ranks, options)};
+  return {Estimator().run(schedule, asked, options.with_trace),
+          simulate(schedule, asked, machine, shard_ranks, options)};
 }
 
 Copy to_gpu(double bytes) { return {Memory::pinned, Memory::hbm, Bytes(bytes)}; }
@@ -194,7 +196,8 @@ TEST_CASE("A collective takes SMs and memory bandwidth from kernels") {
   gather.elements = gather.padded = std::int64_t{1} << 33;
   const Compute gemm{-1, kHeadLogits, Pass::forward, Gemm{8192, 8192, 8192, 1, DType::bf16, false, false}};
   const Compute copy{-1, kZero, Pass::forward, Pointwise{Bytes(4e9)}};
-  for (const auto& [kernel, slow] : {std::pair{gemm, 108.0 / (108 - 24)}, std::pair{copy, 1 / (1 - 2 * 230.0 / (0.9 * 2039))}}) {
+  for (const auto& [kernel, slow] :
+       {std::pair{gemm, 108.0 / (108 - 24)}, std::pair{copy, 1 / (1 - 2 * 230.0 / (0.9 * 2039))}}) {
     Script script;
     script.op(Stream::gather, gather);
     script.op(Stream::compute, kernel);
@@ -224,7 +227,8 @@ TEST_CASE("A collective waits for its last member, and says how long") {
   CHECK_THAT(slow.trace.ops[0].end.base(), WithinRel(3e9 / 15e9, kAgreement));
   CHECK_THAT(fast.trace.ops[0].end.base(), WithinRel(3e9 / (31.5e9 * 0.86), kAgreement));
   CHECK(slow.streams[gather_stream].wait == Seconds());
-  CHECK_THAT(fast.streams[gather_stream].wait.base(), WithinRel((slow.trace.ops[0].end - fast.trace.ops[0].end).base(), kAgreement));
+  CHECK_THAT(fast.streams[gather_stream].wait.base(),
+             WithinRel((slow.trace.ops[0].end - fast.trace.ops[0].end).base(), kAgreement));
   CHECK(slow.trace.ops[1].end == fast.trace.ops[1].end);
 }
 
@@ -321,7 +325,8 @@ TEST_CASE("A larger micro-batch amortises the gathers") {
   const MachineSpec machine = dgx_a100();
   const Simulation small = zero3(machine, 1, 1), large = zero3(machine, 1, 8);
   CHECK(large.step < 8 * small.step);
-  CHECK(large.breakdown.exposed_communication / large.step < 0.8 * (small.breakdown.exposed_communication / small.step));
+  CHECK(large.breakdown.exposed_communication / large.step <
+        0.8 * (small.breakdown.exposed_communication / small.step));
 }
 
 // --- laws --------------------------------------------------------------------------------------------
@@ -336,22 +341,32 @@ Schedule random_schedule(Random& random, const MachineSpec& machine) {
   for (int w = 0; w < 12; ++w) {
     Work work = Join{};
     switch (random.between(0, 8)) {
-      case 0: work = Compute{-1, kZero, Pass::forward, Pointwise{bytes()}}; break;
+      case 0:
+        work = Compute{-1, kZero, Pass::forward, Pointwise{bytes()}};
+        break;
       case 1:
         work = Compute{-1, kHeadLogits, Pass::forward,
                        Gemm{random.between(1, 4096), random.between(64, 8192), random.between(64, 8192), 1,
                             machine.gpu.peak_bf16 ? DType::bf16 : DType::fp16, false, random.chance(50)}};
         break;
-      case 2: work = Copy{Memory::pinned, Memory::hbm, bytes()}; break;
-      case 3: work = Copy{Memory::hbm, Memory::pinned, bytes()}; break;
+      case 2:
+        work = Copy{Memory::pinned, Memory::hbm, bytes()};
+        break;
+      case 3:
+        work = Copy{Memory::hbm, Memory::pinned, bytes()};
+        break;
       case 4:
         if (machine.nvme.drives > 0) work = Copy{Memory::nvme, Memory::pinned, bytes()};
         break;
       case 5:
         if (machine.nvme.drives > 0) work = Copy{Memory::pinned, Memory::nvme, bytes()};
         break;
-      case 6: work = AdamStep{1'000'000, UpdateOn::host, bytes()}; break;
-      case 7: work = AdamStep{1'000'000, UpdateOn::device, bytes()}; break;
+      case 6:
+        work = AdamStep{1'000'000, UpdateOn::host, bytes()};
+        break;
+      case 7:
+        work = AdamStep{1'000'000, UpdateOn::device, bytes()};
+        break;
       case 8: {
         Collective c;
         c.kind = static_cast<CollectiveKind>(random.between(0, 2));
@@ -367,7 +382,8 @@ Schedule random_schedule(Random& random, const MachineSpec& machine) {
   for (std::int64_t i = 0; i < ops; ++i) {
     std::vector<OpRef> after;
     const auto edges = random.between(0, 3);
-    for (std::int64_t e = 0; e < edges && i > 0; ++e) after.push_back({static_cast<std::uint32_t>(random.between(0, i - 1))});
+    for (std::int64_t e = 0; e < edges && i > 0; ++e)
+      after.push_back({static_cast<std::uint32_t>(random.between(0, i - 1))});
     const WorkId work = random.pick(works);
     builder.add(static_cast<Stream>(random.between(0, kNumStreams - 1)), Phase::forward, -1, work, after, {});
   }
@@ -376,12 +392,16 @@ Schedule random_schedule(Random& random, const MachineSpec& machine) {
 
 void check_simulation(const Simulation& s) {
   const double step = s.step.base();
-  for (const ResourceUse& use : s.resources) require(use.utilisation <= 1 + kAgreement, use.name + " does more than it can");
+  for (const ResourceUse& use : s.resources)
+    require(use.utilisation <= 1 + kAgreement, use.name + " does more than it can");
   for (const UtilisationSample& sample : s.utilisation) {
-    require(sample.utilisation <= 1 + kAgreement, s.resources[sample.resource].name + " is above its capacity at some time");
+    require(sample.utilisation <= 1 + kAgreement,
+            s.resources[sample.resource].name + " is above its capacity at some time");
   }
-  for (std::size_t i = 1; i < s.utilisation.size(); ++i) require(s.utilisation[i - 1].time <= s.utilisation[i].time, "time runs back");
-  for (const StreamTime& stream : s.streams) require(stream.busy.base() <= step * (1 + kAgreement), "a stream is busy longer than the step");
+  for (std::size_t i = 1; i < s.utilisation.size(); ++i)
+    require(s.utilisation[i - 1].time <= s.utilisation[i].time, "time runs back");
+  for (const StreamTime& stream : s.streams)
+    require(stream.busy.base() <= step * (1 + kAgreement), "a stream is busy longer than the step");
   for (const Seconds part : {s.breakdown.compute, s.breakdown.exposed_communication, s.breakdown.exposed_offload,
                              s.breakdown.optimizer, s.breakdown.idle}) {
     require(part.base() >= -kAgreement * step, "a part of the breakdown is negative");
@@ -406,7 +426,8 @@ void check_same(const Simulation& a, const Simulation& b, double tolerance) {
     require(std::abs((a.trace.ops[i].end - b.trace.ops[i].end).base()) <= tolerance, "an op's end differs");
   }
   for (std::size_t s = 0; s < kNumStreams; ++s) {
-    require(std::abs((a.streams[s].wait - b.streams[s].wait).base()) <= tolerance * static_cast<double>(a.ops + 1), "waits differ");
+    require(std::abs((a.streams[s].wait - b.streams[s].wait).base()) <= tolerance * static_cast<double>(a.ops + 1),
+            "waits differ");
   }
 }
 
@@ -436,7 +457,8 @@ void check_cases(std::uint64_t seed, std::int64_t cases, Check check) {
       ++refused;  // a GPU without this precision
     } catch (const std::exception& e) {
       auto& [count, first] = failures[e.what()];
-      if (count++ == 0) first = machine.name + ", " + std::to_string(machine.nodes) + " nodes, case " + std::to_string(i);
+      if (count++ == 0)
+        first = machine.name + ", " + std::to_string(machine.nodes) + " nodes, case " + std::to_string(i);
     }
   }
   for (const auto& [what, failure] : failures) {
@@ -463,7 +485,8 @@ void check_lone_ops(Random& random, const MachineSpec& any) {
     script.op(op.stream, schedule.work(op));
     const Both both = play(script.finish(), machine);
     const double expected = both.estimate.step.base();
-    require(std::abs(both.simulation.step.base() - expected) <= kAgreement * expected, "a lone op does not take what estimate() says");
+    require(std::abs(both.simulation.step.base() - expected) <= kAgreement * expected,
+            "a lone op does not take what estimate() says");
   }
 }
 
@@ -524,7 +547,9 @@ TEST_CASE("Folded and flat schedules of plans have the same times") { check_case
 TEST_CASE("Ten thousand random schedules on one rank end no earlier than in estimate()", "[.slow]") {
   check_cases(12, slow_cases(10'000), check_one_rank);
 }
-TEST_CASE("Many random schedules on all ranks and folded", "[.slow]") { check_cases(13, slow_cases(1500), check_many_ranks); }
+TEST_CASE("Many random schedules on all ranks and folded", "[.slow]") {
+  check_cases(13, slow_cases(1500), check_many_ranks);
+}
 TEST_CASE("Many plans, folded and flat", "[.slow]") { check_cases(14, slow_cases(500), check_plan_folding); }
 
 }  // namespace zeroplan::tests

@@ -42,7 +42,9 @@ class Heap {
 
  private:
   struct After {
-    bool operator()(const Event& a, const Event& b) const { return a.time > b.time || (a.time == b.time && a.id > b.id); }
+    bool operator()(const Event& a, const Event& b) const {
+      return a.time > b.time || (a.time == b.time && a.id > b.id);
+    }
   };
   std::priority_queue<Event, std::vector<Event>, After> heap_;
 };
@@ -91,8 +93,8 @@ void bench_queue() {
   for (const std::size_t pending : {std::size_t{1000}, std::size_t{1'000'000}}) {
     for (const auto& [name, all] : shapes) {
       const double ours = hold<EventQueue>(pending, all), heap = hold<Heap>(pending, all);
-      fmt::print("queue, {:>7} pending, {:18} {:6.1f} M pop + push/s; std::priority_queue {:5.1f} M ({:.1f} times)\n", pending,
-                 name, 1e3 / ours, 1e3 / heap, heap / ours);
+      fmt::print("queue, {:>7} pending, {:18} {:6.1f} M pop + push/s; std::priority_queue {:5.1f} M ({:.1f} times)\n",
+                 pending, name, 1e3 / ours, 1e3 / heap, heap / ours);
     }
   }
 }
@@ -157,7 +159,8 @@ void bench_job(const Job& job) {
   const MachineSpec machine = machine_for(parse_gpu_request(job.gpus), job.nodes);
   Plan plan = job.plan;
   plan.ranks = plan.shard_ranks = machine.ranks();
-  plan.optimizer = Placement::all(plan.optimizer.host > 0 ? Tier::host : Tier::hbm, static_cast<int>(model.sequence.size()));
+  plan.optimizer =
+      Placement::all(plan.optimizer.host > 0 ? Tier::host : Tier::hbm, static_cast<int>(model.sequence.size()));
   plan.parameters = Placement::all(Tier::hbm, static_cast<int>(model.sequence.size()));
   const MachineCostModel cost(machine, plan.shard_ranks, DType::bf16);
   Simulation result;
@@ -175,9 +178,11 @@ void bench_job(const Job& job) {
       },
       3);
   const double run = time - lowered - estimated;
-  fmt::print("{:46} {} of {} ranks x {} ops: {:7.1f} ms ({:.2f} M ops/s, {} events), step {:.4f} s, {:.3f} of estimate()\n", job.name,
-             result.simulated_ranks, result.ranks, result.ops, run * 1e3,
-             static_cast<double>(result.ops * result.simulated_ranks) / run * 1e-6, result.events, result.step.base(), result.step / step);
+  fmt::print(
+      "{:46} {} of {} ranks x {} ops: {:7.1f} ms ({:.2f} M ops/s, {} events), step {:.4f} s, {:.3f} of estimate()\n",
+      job.name, result.simulated_ranks, result.ranks, result.ops, run * 1e3,
+      static_cast<double>(result.ops * result.simulated_ranks) / run * 1e-6, result.events, result.step.base(),
+      result.step / step);
 }
 
 void bench_jobs() {
