@@ -15,7 +15,11 @@ constexpr int kRefined = 3;   // kinds of one family that are refined
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
 constexpr double kGpuLackWeight = 8;
 
-bool whole_gradients(const Plan& plan) { return plan.zero_stage < 2 || plan.ranks == 1; }
+/// Whether weight gradients are added to a whole resident gradient; a lone rank that sends them to the host writes them
+/// like a sharded one.
+bool whole_gradients(const Plan& plan) {
+  return plan.zero_stage < 2 || (plan.ranks == 1 && plan.gradients == Tier::hbm);
+}
 
 }  // namespace
 
@@ -118,6 +122,7 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
 }
 
 void Searcher::explore(bool split_master, bool narrow_sum) {
+  if (narrow_sum) kernel_seconds_.clear();  // they were those of kernels that sum in fp32, which take longer
   for (Recompute recompute : recomputes_of(request_)) {
     for (int stage : stages_of(request_)) {
       for (int group : shard_groups_of(request_, stage)) {
@@ -175,24 +180,26 @@ void Searcher::keep(const Plan& plan, const Prediction& prediction) {
   if (!fresh && better(prediction, it->second.prediction)) it->second = {plan, prediction};
 }
 
-/// Bytes of one rank's weights or optimizer states, block by block.
-std::vector<double> Searcher::block_bytes(const Plan& plan, bool optimizer) const {
+/// Bytes of one rank's part of each block.
+std::vector<double> Searcher::block_bytes(const Plan& plan, int bytes_per_parameter) const {
   std::vector<double> bytes;
   std::map<int, FlatLayout> layouts;
   for (int kind : request_.model.sequence) {
     auto [it, fresh] = layouts.try_emplace(kind);
     if (fresh) it->second = flat_layout(request_.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
-    bytes.push_back(static_cast<double>(it->second.shard) *
-                    (optimizer ? plan.precision.optimizer_bytes_per_parameter() : size_of(plan.precision.weights)));
+    bytes.push_back(static_cast<double>(it->second.shard * bytes_per_parameter));
   }
   return bytes;
 }
 
-/// Blocks go back to the GPU while they fit: optimizer states, or weights first where those left too (they cross PCIe several
-/// times a step). `all_off` is the prediction with every block off the GPU. Returns the host bytes of a rank that this frees.
+/// Blocks go back to the GPU while they fit: optimizer states and with them gradients that lie on the host, or weights first
+/// where those left too (they cross PCIe several times a step). `all_off` is the prediction with every block off the GPU.
+/// Returns the host bytes of a rank that this frees.
 double Searcher::fill_gpu(Plan& plan, const OffloadStyle& style, const Prediction& all_off) const {
   const bool states_move = style.parameters == Tier::hbm;
-  const auto bytes = block_bytes(plan, states_move);
+  const int gradient = plan.gradients == Tier::host ? size_of(plan.precision.accumulation) : 0;
+  const auto bytes = block_bytes(plan, states_move ? plan.precision.optimizer_bytes_per_parameter() + gradient
+                                                   : size_of(plan.precision.weights));
   const double room = (gpu_budget() - all_off.gpu.peak).base() - kArenaReserve * all_off.lower_bound.base();
   double moved = 0;
   int blocks = 0;
@@ -208,12 +215,10 @@ double Searcher::fill_gpu(Plan& plan, const OffloadStyle& style, const Predictio
 /// Uses what is left: blocks go back to the GPU while they fit, the rest to the host, and what the host cannot hold to
 /// disk. `all_host` is the prediction with every optimizer block on the host. False when it cannot fit.
 bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& all_host) const {
-  const auto states = block_bytes(plan, true);
+  const auto states = block_bytes(plan, plan.precision.optimizer_bytes_per_parameter());
   const int blocks = static_cast<int>(states.size());
   const double host_used = all_host.host ? all_host.host->peak.base() / request_.machine.gpus_per_node : 0;
   const double largest = *std::max_element(states.begin(), states.end());
-  double total = 0;
-  for (double s : states) total += s;
   const double freed = fill_gpu(plan, style, all_host);
   if (plan.optimizer.hbm == blocks || (style.parameters != Tier::hbm && plan.parameters.hbm == blocks)) {
     return false;  // then nothing needs to leave: another style
@@ -224,7 +229,8 @@ bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& a
     return true;
   }
   if (style.optimizer != Tier::nvme) return false;
-  double held = total - (style.parameters == Tier::hbm ? freed : 0);
+  double held = 0;  // states on the host; gradients stay there whatever goes to disk
+  for (int i = plan.optimizer.hbm; i < blocks; ++i) held += states[static_cast<std::size_t>(i)];
   const double may_hold = held + host_room - 3 * largest;  // slots between disk and Adam
   int to_disk = 0;
   for (int i = blocks - 1; i >= plan.optimizer.hbm && held > may_hold; --i, ++to_disk) held -= states[static_cast<std::size_t>(i)];

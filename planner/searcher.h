@@ -54,7 +54,7 @@ class Searcher {
 
   Bytes gpu_budget() const;
   Bytes host_budget_per_rank() const;
-  std::vector<double> block_bytes(const Plan& plan, bool optimizer) const;
+  std::vector<double> block_bytes(const Plan& plan, int bytes_per_parameter) const;
 
   const Request& request_;
   Workload workload_;
