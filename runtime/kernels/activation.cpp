@@ -57,16 +57,64 @@ Point<W> evaluate(W x, W e) {
   }
 }
 
-/// Calls use(i, x, e) for the elements of a row, e as evaluate() takes it.
-template <ActivationFunction F, class T, class Use>
-void for_elements(std::int64_t width, const T* x, Use&& use) {
-  using W = Wide<T>;
-  for_pieces(width, [&](std::int64_t first, std::int64_t count) {
-    W at[kPiece], e[kPiece];
-    for (std::int64_t j = 0; j < count; ++j) at[j] = widen(x[first + j]);
+/// A piece of a row on the stack: x widened, and e as evaluate() takes it.
+template <class W>
+struct Piece {
+  W at[kPiece], e[kPiece];
+
+  template <ActivationFunction F, class T>
+  void load(const T* x, std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j) at[j] = widen(x[j]);
     for (std::int64_t j = 0; j < count; ++j) e[j] = exponent<F>(at[j]);
     if constexpr (F != ActivationFunction::relu) exponentials(e, count, W{1}, W{0});
-    for (std::int64_t j = 0; j < count; ++j) use(first + j, at[j], e[j]);
+  }
+};
+
+template <ActivationFunction F, class T>
+void forward_row(bool gated, std::int64_t width, const T* x, T* y) {
+  using W = Wide<T>;
+  Piece<W> piece;
+  for_pieces(width, [&](std::int64_t first, std::int64_t count) {
+    piece.template load<F>(x + first, count);
+    for (std::int64_t j = 0; j < count; ++j) piece.at[j] = evaluate<F>(piece.at[j], piece.e[j]).value;
+    if (gated) {
+      const T* up = x + width + first;
+      for (std::int64_t j = 0; j < count; ++j) piece.at[j] *= widen(up[j]);
+    }
+    for (std::int64_t j = 0; j < count; ++j) y[first + j] = narrow<T>(piece.at[j]);
+  });
+}
+
+/// out[j] = base[j] + values[j]; base may be null or out.
+template <class T>
+void store(const Wide<T>* values, std::int64_t count, T* out, const T* base) {
+  if (base == nullptr) {
+    for (std::int64_t j = 0; j < count; ++j) out[j] = narrow<T>(values[j]);
+  } else {
+    for (std::int64_t j = 0; j < count; ++j) out[j] = narrow<T>(widen(base[j]) + values[j]);
+  }
+}
+
+template <ActivationFunction F, class T>
+void backward_row(bool gated, std::int64_t width, const T* dy, const T* x, T* out, const T* base) {
+  using W = Wide<T>;
+  Piece<W> piece;
+  W up[kPiece];
+  const auto base_at = [&](std::int64_t i) { return base == nullptr ? nullptr : base + i; };
+  for_pieces(width, [&](std::int64_t first, std::int64_t count) {
+    piece.template load<F>(x + first, count);
+    for (std::int64_t j = 0; j < count; ++j) {
+      const Point<W> f = evaluate<F>(piece.at[j], piece.e[j]);
+      const W g = widen(dy[first + j]);
+      piece.at[j] = g * f.slope;
+      up[j] = g * f.value;
+    }
+    if (gated) {
+      store(up, count, out + width + first, base_at(width + first));
+      const T* factor = x + width + first;
+      for (std::int64_t j = 0; j < count; ++j) piece.at[j] *= widen(factor[j]);
+    }
+    store(piece.at, count, out + first, base_at(first));
   });
 }
 
@@ -86,34 +134,6 @@ void with_function(ActivationFunction function, Use&& use) {
       return use(Function<ActivationFunction::silu>{});
     case ActivationFunction::relu:
       return use(Function<ActivationFunction::relu>{});
-  }
-}
-
-template <ActivationFunction F, class T>
-void forward_row(bool gated, std::int64_t width, const T* x, T* y) {
-  using W = Wide<T>;
-  if (gated) {
-    for_elements<F>(width, x, [&](std::int64_t i, W gate, W e) {
-      y[i] = narrow<T>(evaluate<F>(gate, e).value * widen(x[width + i]));
-    });
-  } else {
-    for_elements<F>(width, x, [&](std::int64_t i, W value, W e) { y[i] = narrow<T>(evaluate<F>(value, e).value); });
-  }
-}
-
-template <ActivationFunction F, class T>
-void backward_row(bool gated, std::int64_t width, const T* dy, const T* x, T* out, const T* base) {
-  using W = Wide<T>;
-  const auto put = [&](std::int64_t i, W value) { out[i] = narrow<T>(base == nullptr ? value : widen(base[i]) + value); };
-  if (gated) {
-    for_elements<F>(width, x, [&](std::int64_t i, W gate, W e) {
-      const Point<W> f = evaluate<F>(gate, e);
-      const W g = widen(dy[i]), up = widen(x[width + i]);
-      put(width + i, g * f.value);
-      put(i, g * up * f.slope);
-    });
-  } else {
-    for_elements<F>(width, x, [&](std::int64_t i, W value, W e) { put(i, widen(dy[i]) * evaluate<F>(value, e).slope); });
   }
 }
 
