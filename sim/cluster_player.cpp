@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <stdexcept>
 
 namespace zeroplan {
@@ -17,19 +18,67 @@ constexpr double kLeastHbm = 0.1;
 }  // namespace
 
 PlayerOutput ClusterPlayer::play(const PlayerInput& input) {
+  start(input);
+  while (advance(std::numeric_limits<std::int64_t>::max())) {
+  }
+  return finish();
+}
+
+void ClusterPlayer::start(const PlayerInput& input) {
   in_ = input;
   reset();
   start_streams();
   settle();
-  while (!queue_.empty()) {
+}
+
+bool ClusterPlayer::advance(std::int64_t events) {
+  const std::int64_t begin = out_.events;
+  while (!queue_.empty() && out_.events - begin < events) {
     now_ = queue_.next_time();
     do {
       handle(queue_.pop());
     } while (!queue_.empty() && queue_.next_time() == now_);
     settle();
   }
+  return !queue_.empty();
+}
+
+PlayerOutput ClusterPlayer::finish() {
   check_done();
   return std::move(out_);
+}
+
+bool ClusterPlayer::leads_here(const TimedProgram& program, const std::array<std::uint32_t, kNumStreams>& same) const {
+  return std::ranges::all_of(ranks_, [&](const RankState& state) {
+    for (std::uint32_t s = 0; s < kStreams; ++s) {
+      const std::uint32_t done = state.done[s];
+      if (done < same[s]) continue;
+      const bool not_begun = state.stage[s] == Stage::blocked || state.stage[s] == Stage::ended;
+      if (done > same[s] || !not_begun) return false;
+      const auto ops = program.stream(s);
+      if (done < ops.size() && unmet(state, program, ops[done]) == nullptr) return false;
+    }
+    return true;
+  });
+}
+
+void ClusterPlayer::retarget(const PlayerInput& input) {
+  in_ = input;
+  for (std::uint32_t s = 0; s < kStreams; ++s) out_.watched[s].resize(in_.program->stream(s).size());
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
+    RankState& state = ranks_[rank];
+    state.waiters = {};
+    for (std::uint32_t s = 0; s < kStreams; ++s) {
+      if (state.stage[s] == Stage::blocked || state.stage[s] == Stage::ended) {
+        block(rank, s);
+        continue;
+      }
+      const std::uint32_t work = in_.program->stream(s)[state.done[s]].work;
+      running_[rank * kStreams + s].work = work;
+      const PlayedWork& played = in_.works[work];
+      if (played.kind == WorkClass::collective) running_[collective_slot(rank, s, played.group)].work = work;
+    }
+  }
 }
 
 void ClusterPlayer::reset() {
@@ -132,7 +181,6 @@ void ClusterPlayer::finish(std::uint32_t rank, std::uint32_t stream) {
     out_.step = now_;
     out_.last_rank = static_cast<int>(rank);
   }
-  state.stage[stream] = Stage::ended;
   unsigned mask = state.waiters[stream];
   while (mask != 0) {
     const auto other = static_cast<std::uint32_t>(std::countr_zero(mask));
@@ -144,19 +192,30 @@ void ClusterPlayer::finish(std::uint32_t rank, std::uint32_t stream) {
   try_start(rank, stream);
 }
 
-void ClusterPlayer::try_start(std::uint32_t rank, std::uint32_t stream) {
+const Wait* ClusterPlayer::unmet(const RankState& state, const TimedProgram& program, const TimedOp& op) {
+  for (const Wait& wait : program.waits(op)) {
+    if (state.done[wait.stream()] < wait.count()) return &wait;
+  }
+  return nullptr;
+}
+
+/// Whether a stream has nothing to start; notes what it waits for.
+bool ClusterPlayer::block(std::uint32_t rank, std::uint32_t stream) {
   RankState& state = ranks_[rank];
   const auto ops = in_.program->stream(stream);
-  if (state.done[stream] == ops.size()) return;
-  const TimedOp& op = ops[state.done[stream]];
-  for (const Wait& wait : in_.program->waits(op)) {
-    if (state.done[wait.stream()] >= wait.count()) continue;
-    state.waiters[wait.stream()] |= static_cast<std::uint8_t>(1u << stream);
-    state.need[stream] = wait.count();
-    state.stage[stream] = Stage::blocked;
-    return;
-  }
-  start_op(rank, stream, op);
+  state.stage[stream] = Stage::ended;
+  if (state.done[stream] == ops.size()) return true;
+  const Wait* wait = unmet(state, *in_.program, ops[state.done[stream]]);
+  if (wait == nullptr) return false;
+  state.waiters[wait->stream()] |= static_cast<std::uint8_t>(1u << stream);
+  state.need[stream] = wait->count();
+  state.stage[stream] = Stage::blocked;
+  return true;
+}
+
+void ClusterPlayer::try_start(std::uint32_t rank, std::uint32_t stream) {
+  if (block(rank, stream)) return;
+  start_op(rank, stream, in_.program->stream(stream)[ranks_[rank].done[stream]]);
 }
 
 void ClusterPlayer::start_op(std::uint32_t rank, std::uint32_t stream, const TimedOp& op) {

@@ -23,6 +23,7 @@ struct PlayedWork {
   GpuTake take;                        // transfers and collectives
   std::uint8_t group = 0;              // collectives: Group
   std::vector<std::vector<Use>> uses;  // transfers: by rank of the node; collectives: by group shape (see Groups)
+  friend bool operator==(const PlayedWork&, const PlayedWork&) = default;
 };
 
 /// The groups of one kind. Ranks of group `id` are listed; shapes are what their node members look like.
@@ -63,10 +64,23 @@ struct PlayerOutput {
   std::int64_t events = 0;
 };
 
+/// A copy is a checkpoint: it goes on as the original would.
 class ClusterPlayer {
  public:
-  /// Throws std::logic_error when ranks wait for each other for ever.
+  /// start(), advance() to the end, finish().
   PlayerOutput play(const PlayerInput& input);
+
+  void start(const PlayerInput& input);
+  /// Plays at least `events` more events, and all that happen at the time of the last; false when nothing is left.
+  bool advance(std::int64_t events);
+  /// Throws std::logic_error when ranks wait for each other for ever.
+  PlayerOutput finish();
+
+  /// Whether another program, which is the same up to op same[s] of each stream s, would have come to the same point.
+  bool leads_here(const TimedProgram& program, const std::array<std::uint32_t, kNumStreams>& same) const;
+  /// Goes on with another program. Precondition: leads_here(), and all else equal.
+  void retarget(const PlayerInput& input);
+  double now() const { return now_; }
 
  private:
   static constexpr std::uint32_t kStreams = kNumStreams;
@@ -103,6 +117,8 @@ class ClusterPlayer {
   void finish_collective(std::uint32_t slot);
   void finish(std::uint32_t rank, std::uint32_t stream);
   void try_start(std::uint32_t rank, std::uint32_t stream);
+  static const Wait* unmet(const RankState& state, const TimedProgram& program, const TimedOp& op);
+  bool block(std::uint32_t rank, std::uint32_t stream);
   void start_op(std::uint32_t rank, std::uint32_t stream, const TimedOp& op);
   void start_kernel(std::uint32_t rank, std::uint32_t stream, const PlayedWork& work);
   void start_transfer(std::uint32_t slot, std::uint32_t rank);

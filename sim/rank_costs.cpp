@@ -90,7 +90,7 @@ bool RankCosts::carries(std::uint32_t resource) const {
 void RankCosts::add_route(std::vector<double>& seconds, std::span<const ResourceId> route, double bytes) const {
   for (const ResourceId id : route) {
     const std::uint32_t local = id.index % drives_;
-    if (carries(local)) seconds[local] += bytes / resources_[local].capacity;
+    if (carries(local) && resources_[local].capacity > 0) seconds[local] += bytes / resources_[local].capacity;
   }
 }
 

@@ -29,6 +29,7 @@ enum class WorkClass : std::uint8_t {
 struct GpuTake {
   double sms = 0;       // part of the SMs, as long as the op stands on its stream
   double hbm_time = 0;  // seconds of the memory's whole bandwidth, spread over the transfer
+  friend bool operator==(const GpuTake&, const GpuTake&) = default;
 };
 
 /// Ranks of a node that belong to one group, in ascending order, and whether the group has ranks on other nodes.

@@ -15,6 +15,7 @@ namespace zeroplan {
 struct Use {
   std::uint32_t resource = 0;
   double amount = 0;  // of the resource's unit, for a whole unit of progress; > 0
+  friend bool operator==(const Use&, const Use&) = default;
 };
 
 /// Rates are worked out by solve(), anew only where something changed and what hangs together with it. Deterministic:

@@ -6,6 +6,7 @@
 
 #include "sim/cluster_player.h"
 #include "sim/rank_costs.h"
+#include "sim/replay.h"
 #include "sim/simulation_report.h"
 #include "sim/timed_program.h"
 
@@ -64,6 +65,7 @@ struct Simulator::State {
 
   RankCosts costs;
   ClusterPlayer player;
+  Replay replay;
   std::array<RankGroup, kNumGroups> sizes;
   std::array<RankGroups, kNumGroups> groups;
 
@@ -134,11 +136,13 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
   input.num_resources = static_cast<std::uint32_t>(s.costs.resources().size());
   input.watched_rank = options.rank;
   input.sample = options.with_trace;
-  const PlayerOutput output = s.player.play(input);
+  const RunSettings settings{shard_ranks, num_nodes, options.rank, options.with_trace};
+  const PlayerOutput output = options.reuse ? s.replay.play(settings, input, program, works) : s.player.play(input);
   Simulation result = report({schedule, demands, program, works, s.costs, s.groups, output, options});
   result.ranks = s.costs.num_nodes() * s.costs.gpus_per_node();
   result.gpus_per_node = s.costs.gpus_per_node();
   result.simulated_ranks = simulated;
+  if (options.reuse) result.resumed_at = Seconds(s.replay.resumed_at());
   return result;
 }
 

@@ -27,6 +27,9 @@ struct SimulateOptions {
   SimulatedRanks ranks = SimulatedRanks::folded;
   int rank = 0;             // whose times are reported; folded: a rank of the first node
   bool with_trace = false;  // fills `trace` and `utilisation`; flat schedules only
+  /// Begin where this schedule first differs from that of the run before, and keep checkpoints for the next: for trying
+  /// one change after the other. The same bits as without.
+  bool reuse = false;
 };
 
 /// What one stream of the reported rank did; the rest of the step it was idle.
@@ -63,6 +66,7 @@ struct Simulation {
   std::int64_t ops = 0;     // timed ops of one rank
   std::int64_t events = 0;  // ops ended and transfers begun or changed in rate, all simulated ranks
   int last_rank = 0;        // the lowest of those that end last
+  Seconds resumed_at;       // options.reuse: what came before was taken over from the run before
   Trace trace;              // of the reported rank
   std::vector<UtilisationSample> utilisation;
 };

@@ -16,6 +16,7 @@ class Wait {
   Wait(std::size_t stream, std::uint32_t count) : bits_(static_cast<std::uint32_t>(stream) << kCountBits | count) {}
   std::size_t stream() const { return bits_ >> kCountBits; }
   std::uint32_t count() const { return bits_ & ((1u << kCountBits) - 1); }
+  friend bool operator==(const Wait&, const Wait&) = default;
   static constexpr std::uint32_t kMostOps = (1u << 29) - 1;
 
  private:
@@ -34,6 +35,7 @@ struct TimedOp {
 /// waits. Waits that others imply are left out.
 class TimedProgram {
  public:
+  TimedProgram() = default;
   /// `timed[w]`: whether ops of work w take time or meet other ranks.
   TimedProgram(const Schedule& schedule, const std::vector<bool>& timed);
 
