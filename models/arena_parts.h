@@ -1,6 +1,7 @@
 #pragma once
 // The packing problem inside lay_out(): lives in time, offsets in memory.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,6 +23,8 @@ struct Placed {
   std::int64_t height = 0;           // highest end
   std::int64_t live_peak = 0;        // most bytes alive at one time
 };
+
+inline std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 /// Lives in order of begin.
 Placed place(std::span<const Life> lives, LayoutEffort effort);

@@ -11,37 +11,20 @@
 #include <limits>
 #include <numeric>
 
+#include "models/arena_gaps.h"
 #include "models/arena_parts.h"
 
 namespace zeroplan::arena {
 namespace {
 
-enum class Order : std::uint8_t { size, area };
-enum class Fill : std::uint8_t { lowest, highest };
-
-/// `long_life` in Alloc ops (a layer's forward has 10 to 20): lives of at least that length are stacked; 0: none.
-struct Start {
-  std::int32_t long_life;
-  Order order;
-  Fill fill;
-};
 constexpr Start kStarts[] = {
     {96, Order::size, Fill::lowest},  {96, Order::area, Fill::lowest}, {96, Order::size, Fill::highest},
     {24, Order::area, Fill::lowest},  {0, Order::area, Fill::lowest},  {0, Order::size, Fill::lowest},
     {24, Order::size, Fill::highest},
 };
 
-/// How long one stretch is worked on.
-struct Budget {
-  std::int64_t scans;          // occupied ranges looked at, about 1 ns each
-  int rounds;                  // reorderings of one window
-  std::int32_t widest_window;  // Alloc ops on each side of what sticks out; 48 at first, then doubled
-};
 constexpr Budget kNormal{4'000'000, 16, 100'000};
 constexpr Budget kThorough{300'000'000, 200, 100'000};
-constexpr std::int32_t kFirstWindow = 48;
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 /// Height over time: raise() sets a range to at least a height, highest() asks for its maximum.
 class Skyline {
@@ -90,194 +73,6 @@ class Skyline {
 
   std::size_t leaves_;
   std::vector<std::int64_t> highest_, whole_;
-};
-
-/// A life that is placed by gaps; `floor` is the highest of the stacked lives during it.
-struct Piece {
-  std::int32_t begin = 0, end = 0;
-  std::int64_t size = 0;
-  std::int64_t floor = 0;
-  std::int64_t offset = 0;
-  std::int64_t top() const { return offset + size; }
-};
-
-/// Occupied ranges, in order of offset: all of them, and again for each of two rows of time buckets, one shifted by
-/// half a bucket. A short piece lies inside a bucket of one of them and meets only what is listed there.
-class Taken {
- public:
-  explicit Taken(std::int32_t times) : lists_(index(2 * (times / kBucket + 2) + 1)) {}
-
-  void insert(const Piece& piece) {
-    const Range range{piece.begin, piece.end, piece.offset, piece.top()};
-    insert(lists_[0], range);
-    for (int row = 0; row < 2; ++row) {
-      const std::int32_t last = bucket(piece.end - 1, row);
-      for (std::int32_t b = bucket(piece.begin, row); b <= last; ++b) insert(lists_[list(b, row)], range);
-    }
-  }
-
-  /// The lowest offset at which the piece overlaps nothing.
-  std::int64_t lowest_gap(const Piece& piece, std::int64_t& scans) const {
-    const std::vector<Range>& ranges = around(piece);
-    scans -= static_cast<std::int64_t>(ranges.size()) + kOverhead;
-    std::int64_t low = piece.floor;
-    for (const Range& r : ranges) {
-      const bool meets = (r.begin < piece.end) & (piece.begin < r.end);
-      if (meets & (r.offset - low >= piece.size)) break;
-      low = std::max(low, meets ? r.top : low);
-    }
-    return low;
-  }
-
-  /// The highest such offset under the ceiling; without one, above everything.
-  std::int64_t highest_gap(const Piece& piece, std::int64_t ceiling, std::int64_t& scans) const {
-    const std::vector<Range>& ranges = around(piece);
-    scans -= static_cast<std::int64_t>(ranges.size()) + kOverhead;
-    std::int64_t low = piece.floor, best = -1;
-    for (const Range& r : ranges) {
-      const bool meets = (r.begin < piece.end) & (piece.begin < r.end);
-      const std::int64_t end = std::min(r.offset, ceiling);
-      if (meets & (end - low >= piece.size)) best = end - piece.size;
-      low = std::max(low, meets ? r.top : low);
-    }
-    if (ceiling - low >= piece.size) return ceiling - piece.size;
-    return best >= 0 ? best : low;
-  }
-
- private:
-  struct Range {
-    std::int32_t begin, end;
-    std::int64_t offset, top;
-  };
-  static constexpr std::int32_t kBucket = 128;    // Alloc ops
-  static constexpr std::int64_t kOverhead = 100;  // scans that an insertion and the sorting cost
-
-  static std::int32_t bucket(std::int32_t time, int row) { return (time + row * (kBucket / 2)) / kBucket; }
-  static std::size_t list(std::int32_t bucket, int row) { return index(2 * bucket + row + 1); }
-  const std::vector<Range>& around(const Piece& piece) const {
-    for (int row = 0; row < 2; ++row) {
-      const std::int32_t first = bucket(piece.begin, row);
-      if (first == bucket(piece.end - 1, row)) return lists_[list(first, row)];
-    }
-    return lists_[0];
-  }
-  static void insert(std::vector<Range>& ranges, const Range& range) {
-    const auto less = [](const Range& a, const Range& b) { return a.offset < b.offset; };
-    ranges.insert(std::upper_bound(ranges.begin(), ranges.end(), range, less), range);
-  }
-
-  std::vector<std::vector<Range>> lists_;
-};
-
-/// How far pieces stick out over the live peak.
-struct Score {
-  std::int64_t worst = 0, sum = 0;
-  void add(std::int64_t out) {
-    worst = std::max(worst, out);
-    sum += out;
-  }
-  friend auto operator<=>(const Score&, const Score&) = default;
-};
-
-/// Pieces in order of birth, over a stack.
-class Gaps {
- public:
-  /// `scans` is what is left of the budget; counted down.
-  Gaps(std::vector<Piece> pieces, std::int32_t times, std::int64_t ceiling, const Start& start, std::int64_t& scans)
-      : pieces_(std::move(pieces)), ceiling_(ceiling), start_(start), scans_(scans), times_(times), taken_(times) {}
-
-  const std::vector<Piece>& pieces() const { return pieces_; }
-
-  void place_all() {
-    std::vector<std::size_t> order(pieces_.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    sort(order);
-    put(order);
-  }
-
-  void improve(const Budget& budget) {
-    for (std::int32_t margin = kFirstWindow; margin <= budget.widest_window && scans_ > 0; margin *= 2) {
-      const auto found = windows(margin);
-      if (found.empty()) return;
-      for (auto [begin, end] : found) improve_window(begin, end, budget.rounds);
-    }
-  }
-
- private:
-  void sort(std::vector<std::size_t>& order) const {
-    const auto key = [&](std::size_t i) {
-      const Piece& piece = pieces_[i];
-      return static_cast<double>(piece.size) * (start_.order == Order::area ? piece.end - piece.begin : 1);
-    };
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return key(a) > key(b); });
-  }
-  std::int64_t sticks_out(std::size_t i) const { return std::max(std::int64_t{0}, pieces_[i].top() - ceiling_); }
-
-  /// Places pieces among what is taken.
-  Score put(std::span<const std::size_t> order) {
-    Score score;
-    for (std::size_t i : order) {
-      Piece& piece = pieces_[i];
-      piece.offset =
-          start_.fill == Fill::lowest ? taken_.lowest_gap(piece, scans_) : taken_.highest_gap(piece, ceiling_, scans_);
-      taken_.insert(piece);
-      score.add(sticks_out(i));
-    }
-    return score;
-  }
-
-  std::vector<std::pair<std::int32_t, std::int32_t>> windows(std::int32_t margin) const {
-    std::vector<std::pair<std::int32_t, std::int32_t>> found;
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      if (sticks_out(i) == 0) continue;
-      const std::int32_t begin = pieces_[i].begin - margin, end = pieces_[i].end + margin;
-      if (!found.empty() && found.back().second >= begin) {
-        found.back().second = std::max(found.back().second, end);
-      } else {
-        found.emplace_back(begin, end);
-      }
-    }
-    return found;
-  }
-
-  /// Pieces inside the window are placed again and again; those that reach over its edges stay.
-  void improve_window(std::int32_t begin, std::int32_t end, int rounds) {
-    std::vector<std::size_t> order;
-    Taken around(times_);
-    Score best;
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      const Piece& piece = pieces_[i];
-      if (begin <= piece.begin && piece.end <= end) {
-        order.push_back(i);
-        best.add(sticks_out(i));
-      } else if (piece.begin < end && begin < piece.end) {
-        around.insert(piece);
-      }
-    }
-    sort(order);
-    auto offsets = offsets_of(order);
-    for (int round = 0; round < rounds && best.worst > 0 && scans_ > 0; ++round) {
-      taken_ = around;
-      const Score score = put(order);
-      if (score < best) best = score, offsets = offsets_of(order);
-      std::stable_partition(order.begin(), order.end(), [&](std::size_t i) { return sticks_out(i) > 0; });
-    }
-    for (auto [i, offset] : offsets) pieces_[i].offset = offset;
-  }
-
-  std::vector<std::pair<std::size_t, std::int64_t>> offsets_of(std::span<const std::size_t> ids) const {
-    std::vector<std::pair<std::size_t, std::int64_t>> offsets;
-    offsets.reserve(ids.size());
-    for (std::size_t i : ids) offsets.emplace_back(i, pieces_[i].offset);
-    return offsets;
-  }
-
-  std::vector<Piece> pieces_;
-  std::int64_t ceiling_;
-  Start start_;
-  std::int64_t& scans_;
-  std::int32_t times_;
-  Taken taken_;
 };
 
 std::int64_t live_peak(std::span<const Life> lives, std::int32_t times) {

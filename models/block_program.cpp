@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "models/block_lifetimes.h"
+
 namespace zeroplan {
 namespace {
 
@@ -17,7 +19,7 @@ class ProgramBuilder {
     choose_kept();
     forward_steps();
     backward_steps();
-    births_and_deaths();
+    births_and_deaths(program_);
     return std::move(program_);
   }
 
@@ -336,75 +338,6 @@ class ProgramBuilder {
     }
     for (int v : o.inputs) add_operands(step, contribute(v));
     program_.backward.push_back(std::move(step));
-  }
-
-  // --- births and deaths ---------------------------------------------------------------------------
-
-  void births_and_deaths() {
-    std::vector<bool> alive(program_.slots.size(), false);
-    const auto external = [&](int slot) {
-      if (slot >= 0) alive[static_cast<std::size_t>(slot)] = true;
-    };
-    external(program_.input);
-    external(program_.memory);
-    std::vector<bool> stays(program_.slots.size(), false);
-    for (int s : program_.saved) stays[static_cast<std::size_t>(s)] = true;
-    if (program_.memory >= 0) stays[static_cast<std::size_t>(program_.memory)] = true;
-    if (program_.output >= 0) stays[static_cast<std::size_t>(program_.output)] = true;
-    place(program_.forward, alive, stays);
-
-    alive.assign(program_.slots.size(), false);
-    for (int s : program_.saved) external(s);
-    external(program_.memory);
-    external(program_.output_gradient);
-    external(program_.memory_gradient);
-    stays.assign(program_.slots.size(), false);
-    for (int s : {program_.memory, program_.memory_gradient, program_.input_gradient}) {
-      if (s >= 0) stays[static_cast<std::size_t>(s)] = true;
-    }
-    place(program_.backward, alive, stays);
-    // Saved but read by no backward step (a checkpointed input whose recompute is empty): dies with the last step.
-    if (!program_.backward.empty()) {
-      for (int s : program_.saved) {
-        if (!used_in(program_.backward, s)) program_.backward.back().free_after.push_back(s);
-      }
-      if (program_.output_gradient >= 0 && !used_in(program_.backward, program_.output_gradient) &&
-          program_.output_gradient != program_.input_gradient) {
-        program_.backward.back().free_after.push_back(program_.output_gradient);
-      }
-    }
-  }
-
-  static bool used_in(const std::vector<ProgramStep>& steps, int slot) {
-    for (const ProgramStep& s : steps) {
-      for (const ProgramOperand& o : s.operands) {
-        if (o.slot == slot) return true;
-      }
-    }
-    return false;
-  }
-
-  static void place(std::vector<ProgramStep>& steps, std::vector<bool>& alive, const std::vector<bool>& stays) {
-    std::vector<std::size_t> last(alive.size(), steps.size());
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      for (const ProgramOperand& o : steps[i].operands) last[static_cast<std::size_t>(o.slot)] = i;
-    }
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      for (const ProgramOperand& o : steps[i].operands) {
-        const auto s = static_cast<std::size_t>(o.slot);
-        if (!alive[s]) {
-          alive[s] = true;
-          steps[i].alloc_before.push_back(o.slot);
-        }
-      }
-      for (const ProgramOperand& o : steps[i].operands) {
-        const auto s = static_cast<std::size_t>(o.slot);
-        if (alive[s] && last[s] == i && !stays[s]) {
-          alive[s] = false;
-          steps[i].free_after.push_back(o.slot);
-        }
-      }
-    }
   }
 
   const BlockKind& kind_;

@@ -1,6 +1,6 @@
 #pragma once
 // What a model family is made of, as data: one row a family, read by one builder (model_builder.h). The members'
-// initial values are Llama's; a row says only what differs. Adding a family is adding a row in families.cpp.
+// initial values are Llama's; a row says only what differs. Adding a family is adding a row in one of families_*.cpp.
 
 #include <cstdint>
 #include <span>

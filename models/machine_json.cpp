@@ -20,10 +20,6 @@ constexpr int kMostCores = 1 << 20;
 constexpr double kMostUsdPerHour = 1e9;
 constexpr double kMostBase = 1e21;  // bytes, bytes/s, flops/s: beyond any machine, far from overflow
 
-constexpr Interconnect kInterconnects[] = {Interconnect::nvswitch,     Interconnect::nvlink_mesh,
-                                           Interconnect::nvlink_pairs, Interconnect::pcie_switch,
-                                           Interconnect::root_complex, Interconnect::single};
-
 template <class Visitor, class Gpu>
 void describe_gpu(Visitor& visit, Gpu& gpu) {
   visit.need("name", gpu.name);
@@ -361,34 +357,6 @@ void check_wiring(const JsonValue& value, const MachineSpec& machine) {
 }
 
 }  // namespace
-
-std::string_view to_string(Interconnect value) {
-  switch (value) {
-    case Interconnect::nvswitch:
-      return "nvswitch";
-    case Interconnect::nvlink_mesh:
-      return "nvlink_mesh";
-    case Interconnect::nvlink_pairs:
-      return "nvlink_pairs";
-    case Interconnect::pcie_switch:
-      return "pcie_switch";
-    case Interconnect::root_complex:
-      return "root_complex";
-    case Interconnect::single:
-      return "single";
-  }
-  return "";
-}
-
-Interconnect read_interconnect(const JsonValue& value) {
-  const std::string& text = value.as_string();
-  std::vector<std::string> names;
-  for (const Interconnect candidate : kInterconnects) {
-    if (text == to_string(candidate)) return candidate;
-    names.emplace_back(to_string(candidate));
-  }
-  value.fail(fmt::format("one of {} ({})", fmt::join(names, ", "), did_you_mean(text, names)));
-}
 
 MachineSpec read_machine(const JsonValue& value) {
   MachineSpec machine = read_part<MachineSpec>(value);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <initializer_list>
 #include <map>
@@ -14,6 +13,7 @@
 #include "models/error.h"
 #include "models/topology_parts.h"
 #include "models/topology_xml_element.h"
+#include "models/topology_xml_link.h"
 
 namespace zeroplan {
 namespace {
@@ -29,12 +29,6 @@ constexpr int kVersion1 = 1, kVersion2 = 2;  // RCCL writes 2 in the same form
 constexpr std::string_view kNvswitchClass = "0x0680";
 constexpr std::array<std::string_view, 3> kGpuClasses{"0x0302", "0x0300", "0x0380"};
 constexpr std::array<std::string_view, 2> kNicClasses{"0x0200", "0x0207"};
-
-// Lane rates in GT/s of the PCIe generations from 1.
-constexpr std::array<double, 6> kLaneRates{2.5, 5, 8, 16, 32, 64};
-// Widths that the kernel prints when it does not know (virtual functions).
-constexpr std::array<int, 3> kUnknownWidths{0, 63, 255};
-constexpr std::array<int, 7> kWidths{1, 2, 4, 8, 12, 16, 32};
 
 /// "0000:47:00.0" and "0000:47:00.0" in capitals mean the same device.
 std::string lower(std::string text) {
@@ -144,7 +138,7 @@ class XmlReader {
       pci.fail(
           fmt::format("expected each bus id once, found {} again (first in line {})", place.bus, buses_[place.bus]));
     }
-    place.pcie = read_link(pci);
+    place.pcie = read_pcie_link(pci);
     const std::string code = pci.has("class") ? lower(pci.text("class")) : "";
     const std::vector<XmlElement> children = pci.children({"pci", "gpu", "nic", "pcilink"});
     const auto below = [&](std::string_view name) {
@@ -173,34 +167,6 @@ class XmlReader {
       nic.name = fmt::format("NIC{}", topology_.nics.size());
       add_nic(pci, place, std::move(nic));
     }
-  }
-
-  PcieLink read_link(const XmlElement& pci) const {
-    PcieLink link;
-    if (pci.has("link_speed")) link.generation = generation(pci, pci.text("link_speed"));
-    if (pci.has("link_width") && !pci.text("link_width").empty()) {
-      link.lanes = pci.integer("link_width", 0, 255);
-      if (std::ranges::find(kUnknownWidths, link.lanes) != kUnknownWidths.end()) {
-        link.lanes = 0;
-      } else if (std::ranges::find(kWidths, link.lanes) == kWidths.end()) {
-        pci.fail(fmt::format("link_width: expected 1, 2, 4, 8, 12, 16 or 32 lanes, found {}", link.lanes));
-      }
-    }
-    return link;
-  }
-
-  /// "16.0 GT/s PCIe", "16 GT/s"; "Unknown" and nothing: not stated.
-  static int generation(const XmlElement& pci, const std::string& text) {
-    if (text.empty() || text.starts_with("Unknown")) return 0;
-    double rate = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
-    std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
-    while (!unit.empty() && (unit.back() == ' ' || unit.back() == '\n')) unit.remove_suffix(1);
-    const auto known = std::ranges::find(kLaneRates, rate);
-    if (error == std::errc{} && known != kLaneRates.end() && (unit == " GT/s" || unit == " GT/s PCIe")) {
-      return 1 + static_cast<int>(known - kLaneRates.begin());
-    }
-    pci.fail(fmt::format("link_speed: expected 2.5, 5, 8, 16, 32 or 64 GT/s, found {}", found_text(text)));
   }
 
   void read_gpu(const XmlElement& gpu, const Place& place) {
