@@ -1,9 +1,12 @@
 #include "sim/simulate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <stdexcept>
 
+#include "models/error.h"
 #include "sim/cluster_player.h"
 #include "sim/rank_costs.h"
 #include "sim/replay.h"
@@ -14,6 +17,19 @@ namespace zeroplan {
 namespace {
 
 constexpr std::size_t kNumGroups = 3;
+/// Timed ops of one rank that are written out: 64 bytes each while the waits are worked out.
+constexpr std::int64_t kMostOps = 20'000'000;
+
+void refuse_endless(const Schedule& schedule, const std::vector<bool>& timed) {
+  const auto times = schedule.multiplicities();
+  std::int64_t ops = 0;
+  for (std::size_t i = 0; i < times.size(); ++i) ops += timed[schedule.ops()[i].work.index] ? times[i] : 0;
+  if (ops <= kMostOps) return;
+  throw InputError(
+      fmt::format("a step of {} timed ops a rank is too long to simulate op by op (at most {}): expected fewer "
+                  "micro-steps, or --estimate",
+                  format_count(ops), format_count(kMostOps)));
+}
 
 /// Evenly spread, as MachineCostModel has it: shard groups are neighbours, replicas hold the same shard.
 RankGroup rank_group(Group kind, int ranks, int gpus, int shard_ranks) {
@@ -126,6 +142,7 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
     works.push_back(s.played(schedule.works()[w], demands[w]));
     timed.push_back(works.back().kind != WorkClass::none);
   }
+  refuse_endless(schedule, timed);
   const TimedProgram program(schedule, timed);
   PlayerInput input;
   input.program = &program;

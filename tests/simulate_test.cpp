@@ -238,6 +238,15 @@ TEST_CASE("What cannot be simulated is refused") {
   CHECK_THROWS_AS(simulate(folded, asked, machine, 2, {SimulatedRanks::folded, 0, true}), std::logic_error);
 }
 
+TEST_CASE("A step too long to write out is refused at once") {
+  ScheduleBuilder builder;
+  builder.begin_repeat(std::int64_t{1} << 40);
+  builder.add(Stream::h2d, Phase::forward, -1, builder.work(to_gpu(1e9)), {}, {});
+  builder.end_repeat();
+  const Schedule schedule = builder.finish();
+  CHECK_THROWS_WITH(play(schedule, behind_one_switch(1)), HasText("1,099,511,627,776 timed ops"));
+}
+
 TEST_CASE("An empty schedule takes no time") {
   Script script;
   script.op(Stream::compute, Join{});
