@@ -40,7 +40,8 @@ void check(const AdamRange& r) {
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::logic_error(std::string("adam_step: ") + what);
   };
-  const bool gradient = r.gradient_type == DType::bf16 || r.gradient_type == DType::fp16 || r.gradient_type == DType::fp32;
+  const bool gradient =
+      r.gradient_type == DType::bf16 || r.gradient_type == DType::fp16 || r.gradient_type == DType::fp32;
   require(gradient, "gradients are bf16, fp16 or fp32");
   require(r.moment_type == DType::fp32 || r.moment_type == DType::bf16, "moments are fp32 or bf16");
   require(r.gradient != nullptr && r.first_moment != nullptr && r.second_moment != nullptr, "an array is missing");

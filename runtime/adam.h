@@ -38,8 +38,8 @@ struct AdamRange {
   DType gradient_type = DType::bf16;
   /// The fp32 master; fp32 weights are their own master. Null with a split master.
   float* master = nullptr;
-  /// Split master, 16 bits a parameter less: master bits = (weights << 16) + remainder; weights round half up. Needs bf16
-  /// weights.
+  /// Split master, 16 bits a parameter less: master bits = (weights << 16) + remainder; weights round half up. Needs
+  /// bf16 weights.
   std::int16_t* remainder = nullptr;
   void* first_moment = nullptr;  // moment_type: fp32 or bf16 (rounded to nearest even)
   void* second_moment = nullptr;

@@ -1,10 +1,10 @@
 #pragma once
-// The AdamW loop over an instruction set, included once by each adam_<set>.cpp. Everything has internal linkage, and nothing
-// from the standard library is called, so that no copy with special instructions can reach other files.
+// The AdamW loop over an instruction set, included once by each adam_<set>.cpp. Everything has internal linkage, and
+// nothing from the standard library is called, so that no copy with special instructions can reach other files.
 //
-// `Isa` has: kLanes; V (kLanes floats), Half (kLanes 16-bit words); load, store, load_half, store_half, stream_pair, fence;
-// set, mul, fma, div, sqrt, quiet (every NaN becomes 0x7fc00000); from_bf16, from_fp16, to_bf16, to_fp16 (of quiet values);
-// join and split (master bits = (high << 16) + low).
+// `Isa` has: kLanes; V (kLanes floats), Half (kLanes 16-bit words); load, store, load_half, store_half, stream_pair,
+// fence; set, mul, fma, div, sqrt, quiet (every NaN becomes 0x7fc00000); from_bf16, from_fp16, to_bf16, to_fp16 (of
+// quiet values); join and split (master bits = (high << 16) + low).
 
 #include <cstdint>
 
@@ -50,7 +50,8 @@ void store_as(void* to, typename Isa::V value) {
 /// Scalars in every lane.
 template <class Isa>
 struct Lanes {
-  typename Isa::V gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, decay, minus_step, correction, epsilon;
+  typename Isa::V gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, decay, minus_step, correction,
+      epsilon;
   explicit Lanes(const AdamScalars& s)
       : gradient_scale(Isa::set(s.gradient_scale)),
         beta1(Isa::set(s.beta1)),

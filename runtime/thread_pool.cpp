@@ -12,7 +12,7 @@ namespace zeroplan {
 struct ThreadPool::State {
   using Body = std::function<void(std::int64_t, std::int64_t)>;
 
-  std::mutex busy;  // held by the loop that runs
+  std::mutex busy;   // held by the loop that runs
   std::mutex mutex;  // guards everything below
   std::condition_variable work, done;
   const Body* body = nullptr;

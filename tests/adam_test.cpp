@@ -138,8 +138,8 @@ void check_paths(const States& start, ThreadPool& pool) {
     States found = start;
     adam_step(scalars(), found.range(), pool, path);
     INFO(to_string(path) << ", gradients " << to_string(start.types.gradient) << ", moments "
-                         << to_string(start.types.moments) << ", kind " << static_cast<int>(start.types.kind) << ", count "
-                         << start.count);
+                         << to_string(start.types.moments) << ", kind " << static_cast<int>(start.types.kind)
+                         << ", count " << start.count);
     CHECK(found.same_bits(right));
   }
 }

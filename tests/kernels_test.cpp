@@ -57,7 +57,8 @@ struct Sink {
   std::vector<std::vector<T>> values, bases;
   std::vector<std::vector<G>> weights;
 
-  explicit Sink(Mode m, const Arrays<double>& b) : mode(m), base(b), values(b.size()), bases(b.size()), weights(b.size()) {}
+  explicit Sink(Mode m, const Arrays<double>& b)
+      : mode(m), base(b), values(b.size()), bases(b.size()), weights(b.size()) {}
 
   ValueGradient<T> value(std::size_t i) {
     values[i] = as<T>(base[i]);
@@ -88,14 +89,13 @@ struct Sink {
 
 // --- the kernels, each with inputs, forward and backward -------------------------------------------
 
-
 struct LinearKernel {
   std::int64_t tokens = 7, in = 5, out1 = 6, out2 = 3;
   bool bias = true;
   Arrays<double> inputs() const {
     const auto n = [](std::int64_t count) { return static_cast<std::size_t>(count); };
-    return {values(n(tokens * in), 1), values(n(out1 * in), 2), values(n(out2 * in), 3),
-            values(bias ? n(out1) : 0, 4), values(bias ? n(out2) : 0, 5)};
+    return {values(n(tokens * in), 1), values(n(out1 * in), 2), values(n(out2 * in), 3), values(bias ? n(out1) : 0, 4),
+            values(bias ? n(out2) : 0, 5)};
   }
   template <class T>
   Arrays<T> forward(const Arrays<T>& x, ThreadPool& pool) const {
@@ -349,8 +349,8 @@ TEST_CASE("Gradients of every kernel are finite differences of its forward") {
 }
 
 TEST_CASE("Kernels in 16 bits and fp32 agree with fp64 to a few roundings of their type") {
-  // Greatest error over the greatest element. One rounding is 2^-9 (bf16) and 2^-12 (fp16); gradients of attention read the
-  // rounded output, which the fp64 kernel has exactly.
+  // Greatest error over the greatest element. One rounding is 2^-9 (bf16) and 2^-12 (fp16); gradients of attention read
+  // the rounded output, which the fp64 kernel has exactly.
   check_precision<Bf16>(0x1p-7);
   check_precision<Fp16>(0x1p-10);
   check_precision<float>(3e-6);
@@ -389,8 +389,9 @@ TEST_CASE("A gradient is added to its base in place or from elsewhere, with one 
 
 TEST_CASE("Attention is the softmax that the textbook has, masks and groups included") {
   ThreadPool pool(2);
-  const AttentionKernel cases[] = {{shape_of(2, 2, 8), 33, 2},    {shape_of(6, 2, 5), 65, 1},       {shape_of(4, 1, 3), 130, 1},
-                                   {shape_of(2, 1, 4, 7), 90, 2}, {shape_of(2, 2, 4, 0, false), 67}, {shape_of(1, 1, 2), 1, 3}};
+  const AttentionKernel cases[] = {{shape_of(2, 2, 8), 33, 2},        {shape_of(6, 2, 5), 65, 1},
+                                   {shape_of(4, 1, 3), 130, 1},       {shape_of(2, 1, 4, 7), 90, 2},
+                                   {shape_of(2, 2, 4, 0, false), 67}, {shape_of(1, 1, 2), 1, 3}};
   for (const AttentionKernel& kernel : cases) {
     const auto x = kernel.inputs();
     std::vector<double> out;
@@ -438,7 +439,8 @@ TEST_CASE("Attention of large scores neither overflows nor loses the mask") {
   const AttentionKernel kernel{shape_of(1, 1, 4), 3, 1};
   std::vector<float> x(36, 0.0f);
   for (std::size_t t = 0; t < 3; ++t) {
-    for (std::size_t i = 0; i < 4; ++i) x[t * 12 + i] = 1e4f, x[t * 12 + 4 + i] = t == 1 ? 1e4f : -1e4f, x[t * 12 + 8 + i] = float(t);
+    for (std::size_t i = 0; i < 4; ++i)
+      x[t * 12 + i] = 1e4f, x[t * 12 + 4 + i] = t == 1 ? 1e4f : -1e4f, x[t * 12 + 8 + i] = float(t);
   }
   std::vector<float> out;
   kernel.run<float>({x}, out, pool);
@@ -447,7 +449,8 @@ TEST_CASE("Attention of large scores neither overflows nor loses the mask") {
 
 TEST_CASE("Every element of a linear is one chain of fused multiply-adds, whatever the shape and the processor") {
   ThreadPool pool(2);
-  for (const auto& [tokens, in, out] : {std::array<std::int64_t, 3>{1, 1, 1}, {13, 300, 33}, {97, 70, 65}, {5, 513, 7}, {970, 9, 530}}) {
+  for (const auto& [tokens, in, out] :
+       {std::array<std::int64_t, 3>{1, 1, 1}, {13, 300, 33}, {97, 70, 65}, {5, 513, 7}, {970, 9, 530}}) {
     const LinearKernel kernel{tokens, in, out, 1, false};
     Arrays<float> x = all_as<float>(kernel.inputs());
     std::mt19937 random(5);
@@ -499,7 +502,8 @@ TEST_CASE("The inner products of AVX2 and AVX-512 are the same chains") {
 TEST_CASE("Exponentials are right to 3 units in the last place and have the same bits in every instruction set") {
   std::vector<float> x;
   for (int i = -95000; i <= 89000; i += 7) x.push_back(static_cast<float>(i) * 1e-3f);
-  for (const float special : {0.0f, -0.0f, 1e-30f, -1e30f, 88.29f, -87.29f, -std::numeric_limits<float>::infinity()}) x.push_back(special);
+  for (const float special : {0.0f, -0.0f, 1e-30f, -1e30f, 88.29f, -87.29f, -std::numeric_limits<float>::infinity()})
+    x.push_back(special);
   auto found = x;
   exponentials(found.data(), static_cast<std::int64_t>(x.size()), 1.0f, 0.0f);
   double worst = 0;
@@ -573,7 +577,8 @@ TEST_CASE("Cross-entropy gives the loss, its gradient in place, and the same bit
 
 TEST_CASE("Rotary keeps lengths and turns scores by distance only; Llama 3 scaling slows low frequencies") {
   const RotaryTable plain = make_rotary_table(16, 8, 500000.0), scaled = make_rotary_table(16, 8, 500000.0, {});
-  for (std::size_t i = 0; i < plain.cos.size(); ++i) CHECK_THAT(std::hypot(plain.cos[i], plain.sin[i]), WithinRel(1.0, 1e-12));
+  for (std::size_t i = 0; i < plain.cos.size(); ++i)
+    CHECK_THAT(std::hypot(plain.cos[i], plain.sin[i]), WithinRel(1.0, 1e-12));
   CHECK(scaled.sin[4] == plain.sin[4]);  // frequency 1
   // Position 1, frequency 500000^(-3/4): its wavelength is above 8192, so it is slowed 8 times.
   CHECK_THAT(scaled.sin[7], WithinRel(plain.sin[7] / 8, 1e-6));
@@ -735,7 +740,8 @@ TEST_CASE("The gradient norm has the same bits however the gradient is sharded")
   ThreadPool one(1), three(3);
   std::mt19937 random(3);
   std::vector<Bf16> gradient(128 * 60);
-  for (Bf16& g : gradient) g = narrow<Bf16>(std::ldexp(static_cast<float>(random() % 512) - 256, static_cast<int>(random() % 40) - 30));
+  for (Bf16& g : gradient)
+    g = narrow<Bf16>(std::ldexp(static_cast<float>(random() % 512) - 256, static_cast<int>(random() % 40) - 30));
   const auto norm = [&](std::size_t shards, ThreadPool& pool) {
     ExactSum sum;
     const std::size_t each = gradient.size() / shards;

@@ -27,7 +27,8 @@ Array array(std::int64_t seed, std::int64_t count) {
 }
 
 const nlohmann::json& reference() {
-  static const nlohmann::json all = nlohmann::json::parse(std::ifstream(ZEROPLAN_TESTS_DIR "/data/reference/kernels.json"));
+  static const nlohmann::json all =
+      nlohmann::json::parse(std::ifstream(ZEROPLAN_TESTS_DIR "/data/reference/kernels.json"));
   return all;
 }
 
@@ -150,7 +151,8 @@ TEST_CASE("Five steps of AdamW agree with PyTorch") {
     range.master = p.data();
     range.first_moment = m.data();
     range.second_moment = v.data();
-    const AdamSettings settings{.learning_rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+    const AdamSettings settings{
+        .learning_rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
     adam_step(adam_scalars(settings, step, 0.5), range, pool);
   }
   // fp32 against fp64: five roundings.

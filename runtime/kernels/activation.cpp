@@ -145,7 +145,8 @@ ActivationFunction activation_function(std::string_view name) {
     if (name == known_name) return function;
     known.emplace_back(known_name);
   }
-  throw InputError("activation \"" + std::string(name) + "\" has no kernel in the runtime; " + did_you_mean(name, known));
+  throw InputError("activation \"" + std::string(name) + "\" has no kernel in the runtime; " +
+                   did_you_mean(name, known));
 }
 
 ActivationShape activation_shape(const GraphOp& op) {
@@ -159,7 +160,8 @@ ActivationShape activation_shape(const GraphOp& op) {
 
 template <class T>
 void activation_forward(const ActivationShape& shape, std::span<const T> x, std::span<T> y, ThreadPool& pool) {
-  const std::int64_t in = shape.width * (shape.gated ? 2 : 1), rows = rows_of(y.size(), shape.width, "activation output");
+  const std::int64_t in = shape.width * (shape.gated ? 2 : 1),
+                     rows = rows_of(y.size(), shape.width, "activation output");
   expect_count(x.size(), rows * in, "activation input");
   with_function(shape.function, [&](auto f) {
     for_rows(rows, in, pool, [&](std::int64_t row) {
@@ -178,13 +180,14 @@ void activation_backward(const ActivationShape& shape, std::span<const T> dy, st
   with_function(shape.function, [&](auto f) {
     for_rows(rows, in, pool, [&](std::int64_t row) {
       backward_row<decltype(f)::kValue>(shape.gated, shape.width, dy.data() + row * shape.width, x.data() + row * in,
-                                        dx.out.data() + row * in, dx.base.empty() ? nullptr : dx.base.data() + row * in);
+                                        dx.out.data() + row * in,
+                                        dx.base.empty() ? nullptr : dx.base.data() + row * in);
     });
   });
 }
 
-#define ZEROPLAN_ACTIVATION(T)                                                                               \
-  template void activation_forward(const ActivationShape&, std::span<const T>, std::span<T>, ThreadPool&);   \
+#define ZEROPLAN_ACTIVATION(T)                                                                                        \
+  template void activation_forward(const ActivationShape&, std::span<const T>, std::span<T>, ThreadPool&);            \
   template void activation_backward(const ActivationShape&, std::span<const T>, std::span<const T>, ValueGradient<T>, \
                                     ThreadPool&)
 ZEROPLAN_ACTIVATION(Bf16);

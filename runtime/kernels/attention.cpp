@@ -6,8 +6,8 @@
 #include "runtime/kernels/loops.h"
 #include "runtime/kernels/scratch.h"
 
-// Equations: Dao, "FlashAttention-2", arXiv 2307.08691, sections 2.2 and 3.1: forward saves the log-sum-exp L of each row,
-// backward forms P = exp(S - L) again. A block of rows sees all its keys at once, so there is no running maximum.
+// Equations: Dao, "FlashAttention-2", arXiv 2307.08691, sections 2.2 and 3.1: forward saves the log-sum-exp L of each
+// row, backward forms P = exp(S - L) again. A block of rows sees all its keys at once, so there is no running maximum.
 
 namespace zeroplan {
 namespace {
@@ -37,7 +37,13 @@ Layout layout_of(const AttentionShape& shape, std::int64_t seq_len) {
     throw std::logic_error("attention: no host kernel for this shape");
   }
   const std::int64_t d = shape.qk_dim;
-  return {shape.heads, shape.kv_heads, d, seq_len, (shape.heads + 2 * shape.kv_heads) * d, shape.window, shape.causal,
+  return {shape.heads,
+          shape.kv_heads,
+          d,
+          seq_len,
+          (shape.heads + 2 * shape.kv_heads) * d,
+          shape.window,
+          shape.causal,
           1.0 / std::sqrt(static_cast<double>(d))};
 }
 
@@ -71,8 +77,8 @@ void product(std::int64_t rows, std::int64_t columns, std::int64_t depth, Matrix
 /// Raw scores q k^T of a window into s [rows, keys].
 template <class T>
 void scores(const Sequence<T>& x, const Window& w, std::int64_t head, Wide<T>* s, ThreadPool& alone) {
-  product(w.rows, w.keys, x.at.d, x.rows(w.row, x.at.q(head)),
-          x.rows(w.key, x.at.k(head / x.at.group())).transposed(), s, w.keys, false, alone);
+  product(w.rows, w.keys, x.at.d, x.rows(w.row, x.at.q(head)), x.rows(w.key, x.at.k(head / x.at.group())).transposed(),
+          s, w.keys, false, alone);
 }
 
 /// Sets s outside the keys that query i sees to zero and calls use(first, last) for those inside, as columns.
@@ -251,10 +257,10 @@ std::int64_t kernel_scratch_bytes(TokenShape tokens, std::int64_t head_dim) {
   return gemm_scratch_bytes() + attention + order;
 }
 
-#define ZEROPLAN_ATTENTION(T)                                                                                         \
-  template void attention_forward(const AttentionShape&, std::int64_t, std::span<const T>, std::span<T>,              \
-                                  std::span<Wide<T>>, ThreadPool&);                                                   \
-  template void attention_backward(const AttentionShape&, std::int64_t, std::span<const T>, std::span<const T>,       \
+#define ZEROPLAN_ATTENTION(T)                                                                                   \
+  template void attention_forward(const AttentionShape&, std::int64_t, std::span<const T>, std::span<T>,        \
+                                  std::span<Wide<T>>, ThreadPool&);                                             \
+  template void attention_backward(const AttentionShape&, std::int64_t, std::span<const T>, std::span<const T>, \
                                    std::span<const T>, std::span<const Wide<T>>, ValueGradient<T>, ThreadPool&)
 ZEROPLAN_ATTENTION(Bf16);
 ZEROPLAN_ATTENTION(Fp16);

@@ -122,8 +122,8 @@ void embedding_backward(std::span<const std::int32_t> ids, std::int64_t seq_len,
   });
 }
 
-#define ZEROPLAN_EMBEDDING(T)                                                                                      \
-  template void embedding_forward(std::span<const std::int32_t>, std::int64_t, std::int64_t, std::span<const T>,   \
+#define ZEROPLAN_EMBEDDING(T)                                                                                    \
+  template void embedding_forward(std::span<const std::int32_t>, std::int64_t, std::int64_t, std::span<const T>, \
                                   std::span<const T>, std::span<T>, ThreadPool&)
 ZEROPLAN_EMBEDDING(Bf16);
 ZEROPLAN_EMBEDDING(Fp16);

@@ -1,6 +1,6 @@
 #pragma once
-// The loop behind exponentials(), compiled once for each instruction set. Nothing here has external linkage or calls the
-// standard library: see runtime/CMakeLists.txt. Without contraction every vector width gives the same bits.
+// The loop behind exponentials(), compiled once for each instruction set. Nothing here has external linkage or calls
+// the standard library: see runtime/CMakeLists.txt. Without contraction every vector width gives the same bits.
 
 #include <cstdint>
 

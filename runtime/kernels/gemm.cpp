@@ -10,10 +10,10 @@
 namespace zeroplan {
 namespace {
 
-// Block sizes (Goto & van de Geijn, "Anatomy of high-performance matrix multiplication", 2008): packed a and b blocks stay
-// in a 1 MiB second-level cache, the accumulators of a task in the third.
-constexpr std::int64_t kDepth = 256;    // k
-constexpr std::int64_t kRows = 96;      // packed rows of a
+// Block sizes (Goto & van de Geijn, "Anatomy of high-performance matrix multiplication", 2008): packed a and b blocks
+// stay in a 1 MiB second-level cache, the accumulators of a task in the third.
+constexpr std::int64_t kDepth = 256;     // k
+constexpr std::int64_t kRows = 96;       // packed rows of a
 constexpr std::int64_t kTaskRows = 960;  // rows of one task: how often a packed b is used
 constexpr std::int64_t kTaskColumns = 512;
 
@@ -42,10 +42,11 @@ GemmKernel<W> choose_kernel() {
   return {4, 4, portable_kernel<W>};
 }
 
-/// Panels of `width` rows of x [count, depth]: to[panel][k][row], missing rows zero. `along` and `across` are the strides
-/// of k and of the rows.
+/// Panels of `width` rows of x [count, depth]: to[panel][k][row], missing rows zero. `along` and `across` are the
+/// strides of k and of the rows.
 template <class T, class W>
-void pack(const T* x, std::int64_t across, std::int64_t along, std::int64_t count, std::int64_t depth, int width, W* to) {
+void pack(const T* x, std::int64_t across, std::int64_t along, std::int64_t count, std::int64_t depth, int width,
+          W* to) {
   for (std::int64_t first = 0; first < count; first += width, to += width * depth) {
     const std::int64_t here = std::min<std::int64_t>(width, count - first);
     const T* from = x + first * across;
@@ -102,7 +103,8 @@ void block(std::int64_t row, std::int64_t column, std::int64_t rows, std::int64_
         pack(term.a.at(row + i, k), term.a.row_stride, term.a.column_stride, here, depth, kernel.rows, a.data());
         for (std::int64_t jr = 0; jr < columns; jr += kernel.columns) {
           for (std::int64_t ir = 0; ir < here; ir += kernel.rows) {
-            kernel.run(depth, a.data() + ir * depth, b.data() + jr * depth, sums.data() + (i + ir) * stride + jr, stride);
+            kernel.run(depth, a.data() + ir * depth, b.data() + jr * depth, sums.data() + (i + ir) * stride + jr,
+                       stride);
           }
         }
       }
@@ -142,7 +144,7 @@ std::int64_t gemm_scratch_bytes() {
   return static_cast<std::int64_t>(sizeof(float)) * (kTaskRows * kTaskColumns + kRows * kDepth + kTaskColumns * kDepth);
 }
 
-#define ZEROPLAN_GEMM(TA, TB, C)                                                                                  \
+#define ZEROPLAN_GEMM(TA, TB, C) \
   template void gemm(std::int64_t, std::int64_t, std::span<const GemmTerm<TA, TB>>, const GemmOutput<C>&, ThreadPool&)
 ZEROPLAN_GEMM(double, double, double);
 ZEROPLAN_GEMM(float, float, float);

@@ -1,6 +1,6 @@
 #pragma once
-// Matrix products with fixed bits: every element is one chain of fused multiply-adds over k in order, in Wide<T>, rounded
-// to the output type once. Neither tiles nor threads nor the instruction set change the result.
+// Matrix products with fixed bits: every element is one chain of fused multiply-adds over k in order, in Wide<T>,
+// rounded to the output type once. Neither tiles nor threads nor the instruction set change the result.
 
 #include <cstdint>
 #include <span>

@@ -5,8 +5,8 @@
 
 namespace zeroplan {
 
-/// c[i, j] = fused multiply-adds of a[k, i] b[k, j] onto c[i, j] for k = 0, 1, ... in this order: the same bits from every
-/// kernel. a [depth, rows] and b [depth, columns] packed; c has row stride `stride`.
+/// c[i, j] = fused multiply-adds of a[k, i] b[k, j] onto c[i, j] for k = 0, 1, ... in this order: the same bits from
+/// every kernel. a [depth, rows] and b [depth, columns] packed; c has row stride `stride`.
 template <class W>
 struct GemmKernel {
   int rows = 0, columns = 0;

@@ -96,7 +96,7 @@ ZEROPLAN_LINEAR(Fp16);
 ZEROPLAN_LINEAR(float);
 ZEROPLAN_LINEAR(double);
 
-#define ZEROPLAN_LINEAR_WEIGHT(T, G)                                                                              \
+#define ZEROPLAN_LINEAR_WEIGHT(T, G)                                                                                   \
   template void linear_backward_weight(std::span<const T>, std::span<const T>, std::span<const LinearPartGradient<G>>, \
                                        std::int64_t, ThreadPool&)
 ZEROPLAN_LINEAR_WEIGHT(Bf16, Bf16);

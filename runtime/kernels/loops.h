@@ -47,8 +47,8 @@ W lane_sum(std::int64_t count, Term&& term) {
   return lanes[0];
 }
 
-/// Sums over rows for each column of `gradient`: add(row, column, count, sums) adds a row's part for count columns. 64 rows
-/// are summed at a time, then these sums, so that fp32 stays good for many rows.
+/// Sums over rows for each column of `gradient`: add(row, column, count, sums) adds a row's part for count columns. 64
+/// rows are summed at a time, then these sums, so that fp32 stays good for many rows.
 template <class W, class G, class Add>
 void column_sums(std::int64_t rows, const WeightGradient<G>& gradient, Add&& add, ThreadPool& pool) {
   constexpr std::int64_t kColumns = 64, kRows = 64;

@@ -117,17 +117,17 @@ void norm_backward(const NormShape& shape, std::span<const T> dy, std::span<cons
   });
 }
 
-#define ZEROPLAN_NORM(T)                                                                                              \
-  template void norm_forward(const NormShape&, std::span<const T>, std::span<const T>, std::span<const T>,            \
+#define ZEROPLAN_NORM(T)                                                                                   \
+  template void norm_forward(const NormShape&, std::span<const T>, std::span<const T>, std::span<const T>, \
                              std::span<T>, std::span<Wide<T>>, ThreadPool&)
 ZEROPLAN_NORM(Bf16);
 ZEROPLAN_NORM(Fp16);
 ZEROPLAN_NORM(float);
 ZEROPLAN_NORM(double);
 
-#define ZEROPLAN_NORM_BACKWARD(T, G)                                                                                  \
-  template void norm_backward(const NormShape&, std::span<const T>, std::span<const T>, std::span<const T>,           \
-                              std::span<const Wide<T>>, ValueGradient<T>, WeightGradient<G>, WeightGradient<G>,       \
+#define ZEROPLAN_NORM_BACKWARD(T, G)                                                                            \
+  template void norm_backward(const NormShape&, std::span<const T>, std::span<const T>, std::span<const T>,     \
+                              std::span<const Wide<T>>, ValueGradient<T>, WeightGradient<G>, WeightGradient<G>, \
                               ThreadPool&)
 ZEROPLAN_NORM_BACKWARD(Bf16, Bf16);
 ZEROPLAN_NORM_BACKWARD(Bf16, float);

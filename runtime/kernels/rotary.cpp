@@ -45,7 +45,9 @@ void turn(const Packed& packed, const double* cos, const double* sin, double dir
           const T* base) {
   using W = Wide<T>;
   const std::int64_t half = packed.d / 2;
-  const auto put = [&](std::int64_t i, W value) { out[i] = narrow<T>(base == nullptr ? value : widen(base[i]) + value); };
+  const auto put = [&](std::int64_t i, W value) {
+    out[i] = narrow<T>(base == nullptr ? value : widen(base[i]) + value);
+  };
   for (std::int64_t head = 0; head < packed.turned_heads; ++head) {
     for (std::int64_t i = 0; i < half; ++i) {
       const std::int64_t low = head * packed.d + i, high = low + half;
@@ -65,8 +67,8 @@ RotaryTable make_rotary_table(std::int64_t positions, std::int64_t head_dim, dou
   return table_of(positions, frequencies(head_dim, theta));
 }
 
-// Wavelengths above original / low_freq_factor are stretched by `factor`, below original / high_freq_factor kept, between
-// these interpolated (Hugging Face transformers, modeling_rope_utils, rope type "llama3").
+// Wavelengths above original / low_freq_factor are stretched by `factor`, below original / high_freq_factor kept,
+// between these interpolated (Hugging Face transformers, modeling_rope_utils, rope type "llama3").
 RotaryTable make_rotary_table(std::int64_t positions, std::int64_t head_dim, double theta,
                               const Llama3Scaling& scaling) {
   std::vector<double> frequency = frequencies(head_dim, theta);
@@ -102,9 +104,9 @@ void rotary_backward(const AttentionShape& shape, std::int64_t seq_len, const Ro
   });
 }
 
-#define ZEROPLAN_ROTARY(T)                                                                                        \
+#define ZEROPLAN_ROTARY(T)                                                                                          \
   template void rotary_forward(const AttentionShape&, std::int64_t, const RotaryTable&, std::span<T>, ThreadPool&); \
-  template void rotary_backward(const AttentionShape&, std::int64_t, const RotaryTable&, std::span<const T>,      \
+  template void rotary_backward(const AttentionShape&, std::int64_t, const RotaryTable&, std::span<const T>,        \
                                 ValueGradient<T>, ThreadPool&)
 ZEROPLAN_ROTARY(Bf16);
 ZEROPLAN_ROTARY(Fp16);

@@ -82,10 +82,10 @@ void convert(std::span<const From> from, std::span<To> to, ThreadPool& pool) {
   });
 }
 
-#define ZEROPLAN_SUMS(T)                                                                    \
+#define ZEROPLAN_SUMS(T)                                                                     \
   template void add_forward(std::span<const std::span<const T>>, std::span<T>, ThreadPool&); \
-  template void gradient_sum(std::span<const T>, ValueGradient<T>, ThreadPool&);            \
-  template void accumulate(std::span<const T>, std::span<T>, ThreadPool&);                  \
+  template void gradient_sum(std::span<const T>, ValueGradient<T>, ThreadPool&);             \
+  template void accumulate(std::span<const T>, std::span<T>, ThreadPool&);                   \
   template void sum_of_squares(std::span<const T>, ExactSum&, ThreadPool&)
 ZEROPLAN_SUMS(Bf16);
 ZEROPLAN_SUMS(Fp16);

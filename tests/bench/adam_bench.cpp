@@ -1,6 +1,6 @@
-// Speed of the host AdamW: ninja adam_bench && build/.../adam_bench [mebi parameters]. In each round the three kernels run
-// one after the other, so that a busy machine slows all of them; the medians over the rounds and of the rounds' ratios are
-// printed. The text of docs/benchmarks.md is this output.
+// Speed of the host AdamW: ninja adam_bench && build/.../adam_bench [mebi parameters]. In each round the three kernels
+// run one after the other, so that a busy machine slows all of them; the medians over the rounds and of the rounds'
+// ratios are printed. The text of docs/benchmarks.md is this output.
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -42,7 +42,7 @@ class Array {
 
 // The rivals get the widest vectors of the machine, chosen at run time.
 #if defined(__x86_64__)
-#define ZEROPLAN_WIDEST __attribute__((target_clones("default", "avx2", "avx512f"), optimize("O3")))
+#define ZEROPLAN_WIDEST __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define ZEROPLAN_WIDEST
 #endif
@@ -89,7 +89,8 @@ struct Bench {
     return r;
   }
   void read_modify_write(ThreadPool& pool) {
-    pool.for_ranges(count, kGrain, [&](std::int64_t begin, std::int64_t end) { scale(wide_gradient.data() + begin, end - begin); });
+    pool.for_ranges(count, kGrain,
+                    [&](std::int64_t begin, std::int64_t end) { scale(wide_gradient.data() + begin, end - begin); });
   }
   void unfused(ThreadPool& pool) {
     pool.for_ranges(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -130,9 +131,10 @@ void compare(Bench& bench, int threads, int rounds) {
     of_stream.push_back((kFusedBytes / fused.back()) / (kRmwBytes / rmw.back()));
     over_unfused.push_back(unfused.back() / fused.back());
   }
-  fmt::print("{} thread(s): read-modify-write {:.1f} GB/s; fused {:.3f} G param/s = {:.1f} GB/s; unfused {:.3f} G param/s\n",
-             threads, n * kRmwBytes / median(rmw) * 1e-9, n / median(fused) * 1e-9,
-             n * kFusedBytes / median(fused) * 1e-9, n / median(unfused) * 1e-9);
+  fmt::print(
+      "{} thread(s): read-modify-write {:.1f} GB/s; fused {:.3f} G param/s = {:.1f} GB/s; unfused {:.3f} G param/s\n",
+      threads, n * kRmwBytes / median(rmw) * 1e-9, n / median(fused) * 1e-9, n * kFusedBytes / median(fused) * 1e-9,
+      n / median(unfused) * 1e-9);
   fmt::print("  fused / read-modify-write bandwidth {:.2f}, fused / unfused speed {:.2f} (medians of {} rounds)\n",
              median(of_stream), median(over_unfused), rounds);
 }
@@ -152,8 +154,8 @@ void paths(Bench& bench, int rounds) {
     if (path == AdamPath::scalar) split.count = narrow_moments.count = bench.count / 16;
     AdamRange plain = bench.fused();
     plain.count = split.count;
-    fmt::print("{:8} 1 thread: fp32 states {:.3f}, bf16 moments {:.3f}, split master {:.3f} G param/s\n", to_string(path),
-               rate(plain, path), rate(narrow_moments, path), rate(split, path));
+    fmt::print("{:8} 1 thread: fp32 states {:.3f}, bf16 moments {:.3f}, split master {:.3f} G param/s\n",
+               to_string(path), rate(plain, path), rate(narrow_moments, path), rate(split, path));
   }
 }
 
