@@ -1,6 +1,6 @@
 // zeroplan simulate PLAN.json: one plan on the machine that the file holds.
 
-#include <fmt/format.h>
+#include <filesystem>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -10,44 +10,87 @@
 #include "models/lower.h"
 #include "planner/report.h"
 #include "planner/report_json.h"
+#include "sim/chrome_trace.h"
 
 namespace zeroplan {
 namespace {
 
-/// Flags of the event simulator.
-void refuse_later_flags(const Arguments& arguments) {
-  for (const std::string& argument : arguments) {
-    const std::string flag = argument.substr(0, argument.find('='));
-    if (flag == "--ranks" || flag == "--trace") throw InputError(flag + ": the event simulator is not built yet");
+struct Flags {
+  std::string path, ranks, trace;
+  bool estimate = false, json = false, overwrite = false;
+};
+
+SimulatedRanks ranks_of(const std::string& text) {
+  if (text.empty() || text == "folded") return SimulatedRanks::folded;
+  if (text == "all") return SimulatedRanks::all;
+  throw InputError("--ranks: expected all or folded, got \"" + text + "\"");
+}
+
+/// One micro-step less than the trace's file would be useful for: a flat step of many micro-steps is too large to open.
+constexpr std::int64_t kMostTracedOps = 2'000'000;
+
+void write_trace(const Flags& flags, const PlanFile& file, const Simulation& simulation, const Schedule& schedule) {
+  const std::filesystem::path path(flags.trace);
+  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+  OutputFolder out(folder, flags.overwrite);
+  const std::string name = path.filename().string();
+  out.refuse_existing({name});
+  out.write({{name, chrome_trace(schedule, file.model, simulation.trace, 0, &simulation), false}});
+}
+
+Outcome simulated(const Flags& flags, const PlanFile& file) {
+  const bool traced = !flags.trace.empty();
+  const std::int64_t about = 100 * file.model.num_layers * file.plan.accumulation;
+  if (traced && about > kMostTracedOps) {
+    throw InputError("--trace: the step has about " + std::to_string(about) +
+                     " ops, too many to open; lower \"accumulation\" in " + flags.path);
   }
+  Predictor predictor(file.model, file.machine);
+  Prediction prediction = predictor.predict(file.plan, Detail::laid_out);
+  SimulateOptions options;
+  options.ranks = ranks_of(flags.ranks);
+  options.with_trace = traced;
+  const Simulation simulation = predictor.simulate(file.plan, options);
+  const Seconds estimated = prediction.step;
+  use_simulation(prediction, simulation, file.machine);
+  if (traced) write_trace(flags, file, simulation, lower(file.model, file.plan, Folding::none));
+  if (flags.json)
+    return {simulation_json(file, prediction, simulation, estimated, predictor.assumptions(file.plan)), {}, kDone};
+  return {report_simulation(file, prediction, simulation, estimated, stdout_style()), {}, kDone};
+}
+
+Outcome estimated(const Flags& flags, const PlanFile& file) {
+  if (!flags.ranks.empty()) throw InputError("--ranks: has no meaning with --estimate");
+  if (!flags.trace.empty()) throw InputError("--trace: has no meaning with --estimate");
+  Predictor predictor(file.model, file.machine);
+  const Prediction prediction = predictor.predict(file.plan, Detail::laid_out);
+  const MachineCostModel cost(file.machine, file.plan.shard_ranks, file.plan.precision.weights);
+  const StepTable table = step_table(lower(file.model, file.plan, Folding::layers), cost, file.model);
+  if (flags.json) return {step_json(file, prediction, table, predictor.assumptions(file.plan)), {}, kDone};
+  return {report_step(file, prediction, table, stdout_style()), {}, kDone};
 }
 
 }  // namespace
 
 Outcome run_simulate(const Arguments& arguments) {
-  CommandLine line("simulate", "One plan on its machine: memory by owner, time by phase and stream.",
-                   "Example:\n  zeroplan simulate plan70b/plan.json --estimate");
-  std::string path;
-  bool estimate = false;
-  bool json = false;
-  line.positional("PLAN.json", "What plan --out wrote; required", path);
-  line.toggle("--estimate", "Longest path, every op as if alone; required until the event simulator is built",
-              estimate);
-  line.toggle("--json", "JSON with stable keys on stdout", json);
-  refuse_later_flags(arguments);
+  CommandLine line("simulate",
+                   "One plan on its machine, played by discrete events with shared links, memory and cores.",
+                   "Example:\n  zeroplan simulate plan70b/plan.json --trace step.json    # opens in Perfetto\n"
+                   "  zeroplan simulate plan70b/plan.json --estimate");
+  Flags flags;
+  line.positional("PLAN.json", "What plan --out wrote; required", flags.path);
+  line.value("--ranks", "all|folded", "folded: one node stands for its equals (the default); all: every rank",
+             flags.ranks);
+  line.value("--trace", "FILE", "Writes a Chrome trace of rank 0: streams, edges, memory, load of the links",
+             flags.trace);
+  line.toggle("--estimate", "Longest path instead: every op as if alone", flags.estimate);
+  line.toggle("--json", "JSON with stable keys on stdout", flags.json);
+  line.toggle("--force", "Overwrites the trace file", flags.overwrite);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};
-  if (path.empty()) throw InputError("zeroplan simulate: expected PLAN.json, got nothing; see --help");
-  const PlanFile file = read_plan(read_text_file(path), path);
-  if (!estimate) {
-    throw InputError("zeroplan simulate: the event simulator is not built yet; --estimate gives the longest path");
-  }
-
-  Predictor predictor(file.model, file.machine);
-  const Prediction prediction = predictor.predict(file.plan, Detail::laid_out);
-  const MachineCostModel cost(file.machine, file.plan.shard_ranks, file.plan.precision.weights);
-  const StepTable table = step_table(lower(file.model, file.plan, Folding::layers), cost, file.model);
-  if (json) return {step_json(file, prediction, table, predictor.assumptions(file.plan)), {}, kDone};
-  return {report_step(file, prediction, table, stdout_style()), {}, kDone};
+  if (flags.path.empty()) throw InputError("zeroplan simulate: expected PLAN.json, got nothing; see --help");
+  ranks_of(flags.ranks);
+  const PlanFile file = read_plan(read_text_file(flags.path), flags.path);
+  return flags.estimate ? estimated(flags, file) : simulated(flags, file);
 }
 
 }  // namespace zeroplan

@@ -11,9 +11,9 @@
 namespace zeroplan {
 
 Outcome run_topology(const Arguments& arguments) {
-  CommandLine line("topology",
-                   "The wiring that `nvidia-smi topo -m` or NCCL's topology XML describes: graph, routes, shared links.",
-                   "Example:\n  nvidia-smi topo -m > topo.txt\n  zeroplan topology topo.txt --gpu A100-80G");
+  CommandLine line(
+      "topology", "The wiring that `nvidia-smi topo -m` or NCCL's topology XML describes: graph, routes, shared links.",
+      "Example:\n  nvidia-smi topo -m > topo.txt\n  zeroplan topology topo.txt --gpu A100-80G");
   std::string path, gpu;
   bool json = false;
   line.positional("FILE", "Text of `nvidia-smi topo -m`, or the XML that NCCL_TOPO_DUMP_FILE writes; required", path);

@@ -37,9 +37,12 @@ double flops_of(const Compute& c) {
 
 Bytes& lane(Traffic& t, const Collective& c) {
   switch (c.kind) {
-    case CollectiveKind::all_gather: return t.all_gather;
-    case CollectiveKind::reduce_scatter: return t.reduce_scatter;
-    case CollectiveKind::all_reduce: return t.all_reduce;
+    case CollectiveKind::all_gather:
+      return t.all_gather;
+    case CollectiveKind::reduce_scatter:
+      return t.reduce_scatter;
+    case CollectiveKind::all_reduce:
+      return t.all_reduce;
   }
   return t.all_reduce;
 }
@@ -71,12 +74,16 @@ Totals totals(const Schedule& schedule) {
 
 std::optional<FlopsPerSecond> peak_of(const GpuSpec& gpu, DType type) {
   switch (type) {
-    case DType::bf16: return gpu.peak_bf16;
-    case DType::fp16: return gpu.peak_fp16;
-    case DType::fp32: return gpu.peak_fp32;
+    case DType::bf16:
+      return gpu.peak_bf16;
+    case DType::fp16:
+      return gpu.peak_fp16;
+    case DType::fp32:
+      return gpu.peak_fp32;
     case DType::u8:
     case DType::i32:
-    case DType::i64: return std::nullopt;
+    case DType::i64:
+      return std::nullopt;
   }
   return std::nullopt;
 }
@@ -108,7 +115,8 @@ std::string limit_text(const Prediction& p, const MachineSpec& machine) {
     if (best < 0 || p.busy[static_cast<std::size_t>(r)] > p.busy[static_cast<std::size_t>(best)]) best = r;
   }
   const double share = 100 * (p.busy[static_cast<std::size_t>(best)] / p.step);
-  return fmt::format("{}: busy {:.0f} % of the step", role_name(static_cast<ResourceRole>(best), machine), std::min(share, 100.0));
+  return fmt::format("{}: busy {:.0f} % of the step", role_name(static_cast<ResourceRole>(best), machine),
+                     std::min(share, 100.0));
 }
 
 void put(TierMemory& tier, std::string_view owner, Bytes bytes) {
@@ -138,12 +146,19 @@ struct Predictor::State {
 
   ModelSpec model;
   MachineSpec machine;
+  Simulator& simulator() {
+    if (!simulator_) simulator_.emplace(machine);
+    return *simulator_;
+  }
+
   Lowering lowering;
   Estimator estimator;
+  std::optional<Simulator> simulator_;
   std::map<std::pair<int, DType>, MachineCostModel> costs;
 };
 
-Predictor::Predictor(const ModelSpec& model, const MachineSpec& machine) : state_(std::make_unique<State>(model, machine)) {}
+Predictor::Predictor(const ModelSpec& model, const MachineSpec& machine)
+    : state_(std::make_unique<State>(model, machine)) {}
 Predictor::~Predictor() = default;
 const ModelSpec& Predictor::model() const { return state_->model; }
 const MachineSpec& Predictor::machine() const { return state_->machine; }
@@ -162,7 +177,8 @@ std::string kernel_after(const Schedule& schedule, std::uint32_t index, const Mo
 TierMemory gpu_memory(const MemoryPeak& peak, Bytes arena, const DeviceOverhead& overhead, Bytes capacity) {
   TierMemory tier;
   tier.capacity = capacity;
-  for (int o = 0; o < kNumOwners; ++o) put(tier, to_string(static_cast<Owner>(o)), peak.owners[static_cast<std::size_t>(o)]);
+  for (int o = 0; o < kNumOwners; ++o)
+    put(tier, to_string(static_cast<Owner>(o)), peak.owners[static_cast<std::size_t>(o)]);
   put(tier, "arena_gaps", arena - peak.bytes);
   put(tier, "context", overhead.context);
   put(tier, "libraries", overhead.libraries);
@@ -175,7 +191,8 @@ std::optional<TierMemory> node_memory(std::initializer_list<const MemoryPeak*> p
   tier.capacity = capacity;
   for (int o = 0; o < kNumOwners; ++o) {
     Bytes bytes;
-    for (const MemoryPeak* peak : peaks) bytes += static_cast<double>(ranks) * peak->owners[static_cast<std::size_t>(o)];
+    for (const MemoryPeak* peak : peaks)
+      bytes += static_cast<double>(ranks) * peak->owners[static_cast<std::size_t>(o)];
     put(tier, to_string(static_cast<Owner>(o)), bytes);
   }
   if (tier.peak == Bytes()) return std::nullopt;
@@ -201,7 +218,8 @@ Prediction Predictor::predict(const Plan& plan, Detail detail) {
   p.tokens_per_second = tokens / p.step.base();
   p.tokens_per_second_per_gpu = p.tokens_per_second / plan.ranks;
   if (const auto peak = peak_of(s.machine.gpu, plan.precision.weights)) {
-    const double model = model_flops(s.model, plan.micro_step(), AttentionCount::causal).base() * static_cast<double>(plan.accumulation);
+    const double model =
+        model_flops(s.model, plan.micro_step(), AttentionCount::causal).base() * static_cast<double>(plan.accumulation);
     p.mfu = model / p.step.base() / peak->base();
     p.hfu = sum.flops / p.step.base() / peak->base();
   }
@@ -222,6 +240,25 @@ Prediction Predictor::predict(const Plan& plan, Detail detail) {
   p.nvme = node_memory({&memory.peak(Memory::nvme)}, node, s.machine.nvme.capacity);
   p.limited_by = limit_text(p, s.machine);
   return p;
+}
+
+Simulation Predictor::simulate(const Plan& plan, const SimulateOptions& options) {
+  State& s = *state_;
+  const MachineCostModel& cost = s.cost(plan);
+  const Schedule schedule = s.lowering.zeroplan(plan, options.with_trace ? Folding::none : Folding::layers);
+  return s.simulator().run(schedule, demands(schedule, cost), plan.shard_ranks, options);
+}
+
+void use_simulation(Prediction& p, const Simulation& simulation, const MachineSpec& machine) {
+  const double faster = p.step / simulation.step;
+  p.step = simulation.step;
+  p.time = simulation.breakdown;
+  p.tokens_per_second *= faster;
+  p.tokens_per_second_per_gpu *= faster;
+  if (p.mfu) *p.mfu *= faster;
+  if (p.hfu) *p.hfu *= faster;
+  p.limited_by = limit_text(p, machine);
+  p.simulated = true;
 }
 
 Seconds Predictor::step_with(const Plan& plan, ResourceRole role, double factor) {
@@ -248,20 +285,25 @@ std::array<Bytes, kNumMemories> Predictor::resident_states(const Plan& plan) con
   const State& s = *state_;
   std::array<Bytes, kNumMemories> bytes{};
   const auto add = [&](Tier tier, Bytes b) {
-    bytes[static_cast<std::size_t>(tier == Tier::hbm ? Memory::hbm : tier == Tier::host ? Memory::dram : Memory::nvme)] += b;
+    bytes[static_cast<std::size_t>(tier == Tier::hbm    ? Memory::hbm
+                                   : tier == Tier::host ? Memory::dram
+                                                        : Memory::nvme)] += b;
   };
   std::map<int, FlatLayout> layouts;
   for (std::size_t i = 0; i < s.model.sequence.size(); ++i) {
     const int kind = s.model.sequence[i];
     auto [it, fresh] = layouts.try_emplace(kind);
-    if (fresh) it->second = flat_layout(s.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
+    if (fresh)
+      it->second = flat_layout(s.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
     const FlatLayout& layout = it->second;
-    const Tier weights = plan.parameters.tier_of(static_cast<int>(i)), states = plan.optimizer.tier_of(static_cast<int>(i));
+    const Tier weights = plan.parameters.tier_of(static_cast<int>(i)),
+               states = plan.optimizer.tier_of(static_cast<int>(i));
     const bool whole = plan.zero_stage < 3;
     add(weights, bytes_of(whole ? layout.padded : layout.shard, plan.precision.weights));
     const bool host_gradient = plan.gradients == Tier::host && states != Tier::hbm;
     const bool whole_gradient = plan.zero_stage < 2 && plan.reduce_each == ReduceEach::step;
-    add(host_gradient ? Tier::host : Tier::hbm, bytes_of(whole_gradient ? layout.padded : layout.shard, plan.precision.accumulation));
+    add(host_gradient ? Tier::host : Tier::hbm,
+        bytes_of(whole_gradient ? layout.padded : layout.shard, plan.precision.accumulation));
     add(states, Bytes(static_cast<double>(layout.shard * plan.precision.optimizer_bytes_per_parameter())));
   }
   return bytes;

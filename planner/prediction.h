@@ -15,15 +15,16 @@
 #include "sim/cost_model.h"
 #include "sim/estimate.h"
 #include "sim/memory_timeline.h"
+#include "sim/simulate.h"
 
 namespace zeroplan {
 
 /// One tier as the spec's `memory` shows it: GPU per rank, host and NVMe per node.
 struct TierMemory {
-  Bytes peak;      // GPU: planned arena + context + libraries + NCCL; host, NVMe: everything the plan keeps there
-  Bytes capacity;  // what the machine leaves to us
-  Bytes pinned;    // host only
-  std::string at_op;                                    // GPU: the op at which the live peak stands
+  Bytes peak;         // GPU: planned arena + context + libraries + NCCL; host, NVMe: everything the plan keeps there
+  Bytes capacity;     // what the machine leaves to us
+  Bytes pinned;       // host only
+  std::string at_op;  // GPU: the op at which the live peak stands
   std::vector<std::pair<std::string, Bytes>> breakdown;  // owner -> bytes; sums to peak; no zero entries
 
   Bytes needed() const { return peak; }
@@ -35,16 +36,18 @@ struct Traffic {  // bytes of one rank and step; collectives count the full mess
 
 struct Prediction {
   Seconds step;
-  double tokens_per_second = 0;          // whole job
+  double tokens_per_second = 0;  // whole job
   double tokens_per_second_per_gpu = 0;
-  std::optional<double> mfu, hfu;        // causal attention count over the dense peak of the compute type; absent without a peak
+  std::optional<double> mfu,
+      hfu;  // causal attention count over the dense peak of the compute type; absent without a peak
   TierMemory gpu;
   std::optional<TierMemory> host, nvme;  // absent when unused
   TimeBreakdown time;
   Traffic traffic;
   std::array<Seconds, kNumRoles> busy{};  // by resource, whole step
-  std::string limited_by;                // "GPU arithmetic: 87 % of the step"
-  Bytes lower_bound;                     // live GPU peak; gpu.peak minus overheads is the laid-out arena
+  std::string limited_by;                 // "GPU arithmetic: 87 % of the step"
+  Bytes lower_bound;                      // live GPU peak; gpu.peak minus overheads is the laid-out arena
+  bool simulated = false;                 // step and time come from discrete events, not from the longest path
 };
 
 /// Fixed GPU memory besides the arena (spec, Defaults): context, libraries, NCCL.
@@ -67,6 +70,8 @@ class Predictor {
 
   /// Precondition: check_plan() passed. Throws InputError when the machine cannot run it at all (precision, group).
   Prediction predict(const Plan& plan, Detail detail);
+  /// Plays the plan's step with shared resources. Precondition as for predict().
+  Simulation simulate(const Plan& plan, const SimulateOptions& options);
   /// The step time with one resource's time scaled: 0.5 is "twice as fast".
   Seconds step_with(const Plan& plan, ResourceRole role, double factor);
   std::vector<Assumption> assumptions(const Plan& plan) const;
@@ -80,6 +85,9 @@ class Predictor {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Takes step time, breakdown and what follows from them over from the simulation.
+void use_simulation(Prediction& prediction, const Simulation& simulation, const MachineSpec& machine);
 
 /// peak <= capacity x (1 - margin) on every tier.
 bool fits(const Prediction& prediction, double margin);

@@ -152,9 +152,9 @@ std::string next_section(const PlanReport& extra, bool feasible, const ReportSty
 }
 
 std::string search_line(const SearchStats& search) {
-  return fmt::format("{} plans in the search space, {} evaluated, in {:.0f} ms\n",
+  return fmt::format("{} plans in the search space, {} evaluated, {} simulated, in {:.0f} ms\n",
                      format_count(static_cast<std::int64_t>(search.space)),
-                     format_count(static_cast<std::int64_t>(search.evaluated)), 1e3 * search.seconds);
+                     format_count(static_cast<std::int64_t>(search.evaluated)), search.simulated, 1e3 * search.seconds);
 }
 
 }  // namespace

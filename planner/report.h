@@ -41,4 +41,9 @@ std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_
 std::string report_step(const PlanFile& file, const Prediction& prediction, const StepTable& table,
                         const ReportStyle& style);
 
+/// The answer of `simulate`: memory, time by stream with what waiting and sharing cost, the busiest resources.
+/// `estimated` is the longest path's step.
+std::string report_simulation(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
+                              Seconds estimated, const ReportStyle& style);
+
 }  // namespace zeroplan

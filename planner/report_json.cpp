@@ -210,4 +210,34 @@ std::string step_json(const PlanFile& file, const Prediction& prediction, const 
   return dump(json);
 }
 
+std::string simulation_json(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
+                            Seconds estimated, const std::vector<Assumption>& assumptions) {
+  Json json;
+  json["model"] = model_json(file.model);
+  json["machine"] = machine_json(file.machine);
+  json["prediction"] = prediction_json(prediction);
+  json["estimated_step_seconds"] = estimated.base();
+  json["ranks"] = simulation.ranks;
+  json["simulated_ranks"] = simulation.simulated_ranks;
+  json["ops"] = simulation.ops;
+  json["events"] = simulation.events;
+  json["limited_by"] = prediction.limited_by;
+  json["streams"] = Json::array();
+  for (int s = 0; s < kNumStreams; ++s) {
+    const StreamTime& stream = simulation.streams[static_cast<std::size_t>(s)];
+    if (stream.ops == 0) continue;
+    json["streams"].push_back({{"stream", to_string(static_cast<Stream>(s))},
+                               {"ops", stream.ops},
+                               {"busy_seconds", stream.busy.base()},
+                               {"wait_seconds", stream.wait.base()},
+                               {"slowdown_seconds", stream.slowdown.base()}});
+  }
+  json["resources"] = Json::array();
+  for (const ResourceUse& use : simulation.resources) {
+    if (use.utilisation > 0) json["resources"].push_back({{"name", use.name}, {"utilisation", use.utilisation}});
+  }
+  json["assumptions"] = assumptions_json(assumptions);
+  return dump(json);
+}
+
 }  // namespace zeroplan

@@ -21,4 +21,9 @@ std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_to
 std::string step_json(const PlanFile& file, const Prediction& prediction, const StepTable& table,
                       const std::vector<Assumption>& assumptions);
 
+/// `simulate --json`: prediction, ranks, simulated_ranks, ops (timed, of one rank), events, limited_by, streams,
+/// resources.
+std::string simulation_json(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
+                            Seconds estimated, const std::vector<Assumption>& assumptions);
+
 }  // namespace zeroplan

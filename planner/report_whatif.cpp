@@ -135,4 +135,43 @@ std::string report_step(const PlanFile& file, const Prediction& prediction, cons
   return text + fmt::format("\n{} timed ops a rank, {} ranks, all alike\n", format_count(table.ops), file.plan.ranks);
 }
 
+namespace {
+
+constexpr std::size_t kShownResources = 6;
+
+std::string busiest(const Simulation& simulation) {
+  std::vector<ResourceUse> uses = simulation.resources;
+  std::stable_sort(uses.begin(), uses.end(),
+                   [](const ResourceUse& a, const ResourceUse& b) { return a.utilisation > b.utilisation; });
+  TextTable rows({{"resource of the node", Align::left}, {"in use"}});
+  for (std::size_t k = 0; k < std::min(uses.size(), kShownResources); ++k) {
+    rows.add({uses[k].name, fmt::format("{:.1f} %", 100 * uses[k].utilisation)});
+  }
+  return rows.text();
+}
+
+}  // namespace
+
+std::string report_simulation(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
+                              Seconds estimated, const ReportStyle& style) {
+  std::string text = fmt::format(
+      "{} on {}: {}\n  {}\n  {} a step, {}; {} as the longest path, every op as if alone\n\n", file.model.name,
+      file.machine.name, gpus_text(file.machine), describe(file.plan), format_seconds(prediction.step),
+      format_speed(prediction.tokens_per_second), format_seconds(estimated));
+  text += memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
+  TextTable rows(
+      {{"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"}, {"waits for ranks"}, {"slowed by sharing"}});
+  for (int s = 0; s < kNumStreams; ++s) {
+    const StreamTime& stream = simulation.streams[static_cast<std::size_t>(s)];
+    if (stream.ops == 0) continue;
+    rows.add({std::string(to_string(static_cast<Stream>(s))), format_count(stream.ops), format_seconds(stream.busy),
+              fmt::format("{:.1f} %", 100 * (stream.busy / prediction.step)), format_seconds(stream.wait),
+              format_seconds(stream.slowdown)});
+  }
+  text += inked("Streams of rank 0", Ink::bold, style) + " (they run side by side)\n" + rows.text() + "\n";
+  text += inked("Busiest", Ink::bold, style) + "\n" + busiest(simulation);
+  return text + fmt::format("\n{} timed ops a rank; {} of {} ranks played, {} events\n", format_count(simulation.ops),
+                            simulation.simulated_ranks, simulation.ranks, format_count(simulation.events));
+}
+
 }  // namespace zeroplan

@@ -33,19 +33,23 @@ void check_request(const Request& r) {
 void add_assumptions(Answer& answer, const Predictor& predictor) {
   const auto add = [&](const std::vector<Assumption>& more) {
     for (const Assumption& a : more) {
-      if (std::find(answer.assumptions.begin(), answer.assumptions.end(), a) == answer.assumptions.end()) answer.assumptions.push_back(a);
+      if (std::find(answer.assumptions.begin(), answer.assumptions.end(), a) == answer.assumptions.end())
+        answer.assumptions.push_back(a);
     }
   };
   add(answer.request.model.assumptions);
   add(answer.request.machine.assumptions);
-  const Candidate* first = !answer.plans.empty() ? &answer.plans.front() : answer.shortfall ? &answer.shortfall->nearest : nullptr;
+  const Candidate* first = !answer.plans.empty() ? &answer.plans.front()
+                           : answer.shortfall    ? &answer.shortfall->nearest
+                                                 : nullptr;
   if (!first) return;
   add(predictor.assumptions(first->plan));
   if (first->plan.accumulation > 1) {
     add({{"gradient accumulation", std::string(first->plan.precision.accumulation == DType::fp32 ? "fp32" : "16 bit"),
           "more than one micro-step: small gradients would be lost in 16 bit"}});
   }
-  add({{"gradient clipping", fmt::format("global norm {:g}", first->plan.clip_norm), "default of the plan; the update waits for all gradients"}});
+  add({{"gradient clipping", fmt::format("global norm {:g}", first->plan.clip_norm),
+        "default of the plan; the update waits for all gradients"}});
 }
 
 void add(SearchStats& sum, const SearchStats& more) {
@@ -99,7 +103,8 @@ std::vector<Advice> advise(const Answer& answer, const Candidate& candidate) {
   constexpr double kWorthSaying = 1.02;
   Predictor predictor(answer.request.model, answer.request.machine);
   std::vector<Advice> all;
-  const double now = candidate.prediction.step.base();
+  // Compared like with like: both by the longest path.
+  const double now = predictor.step_with(candidate.plan, ResourceRole::sm, 1).base();
   for (int r = 0; r < kNumRoles; ++r) {
     const auto role = static_cast<ResourceRole>(r);
     if (candidate.prediction.busy[static_cast<std::size_t>(r)] == Seconds()) continue;

@@ -21,7 +21,7 @@ struct Offload {
 
 /// What the user fixed; everything else is searched.
 struct Constraints {
-  std::vector<int> stages;                // empty: 0..3
+  std::vector<int> stages;  // empty: 0..3
   std::optional<Offload> offload;
   std::optional<Recompute> recompute;
   std::optional<std::int64_t> micro_batch;
@@ -38,29 +38,30 @@ struct Request {
   Objective objective = Objective::time;
   double margin = 0.05;
   int top_k = 3;
-  bool per_stage = false;                    // one row for each stage of constraints.stages (a table)
+  bool per_stage = false;  // one row for each stage of constraints.stages (a table)
 };
 
 struct Candidate {
   Plan plan;
   Prediction prediction;
-  bool fits = true;          // per_stage rows may not
+  bool fits = true;  // per_stage rows may not
 };
 
 /// Why nothing fits: the plan that comes nearest, and what each tier lacks.
 struct Shortfall {
   Candidate nearest;
   struct Lack {
-    std::string tier;        // "gpu", "host", "nvme"
+    std::string tier;         // "gpu", "host", "nvme"
     Bytes needed, available;  // available = capacity x (1 - margin); per GPU or per node
     Bytes missing() const { return needed - available; }
   };
   std::vector<Lack> lacks;
-  Bytes optimizer_states;    // master and Adam moments of the whole job at fp32 states
-  /// Changes that make it fit, each verified by planning it; cheapest first. "--host-memory 192GiB", "--nvme 1x2TB", ...
+  Bytes optimizer_states;  // master and Adam moments of the whole job at fp32 states
+  /// Changes that make it fit, each verified by planning it; cheapest first. "--host-memory 192GiB", "--nvme 1x2TB",
+  /// ...
   struct Change {
-    std::string what;        // for people: "256 GiB of host memory a node (now 128.0 GiB)"
-    std::string flag;        // "--host-memory 256GiB"
+    std::string what;  // for people: "256 GiB of host memory a node (now 128.0 GiB)"
+    std::string flag;  // "--host-memory 256GiB"
     Candidate result;
   };
   std::vector<Change> changes;
@@ -69,12 +70,12 @@ struct Shortfall {
 struct SearchStats {
   std::uint64_t space = 0;      // plans in the space
   std::uint64_t evaluated = 0;  // lowered and estimated
-  std::uint64_t simulated = 0;  // by discrete events: 0 until the simulator exists
+  std::uint64_t simulated = 0;  // played by discrete events too; 0 when the steps are too long for that
   double seconds = 0;
 };
 
 struct Answer {
-  Request request;               // with seq_len and global_batch filled in
+  Request request;  // with seq_len and global_batch filled in
   bool feasible = false;
   std::vector<Candidate> plans;  // best first; per_stage: one a stage, in stage order
   std::optional<Shortfall> shortfall;
@@ -83,14 +84,15 @@ struct Answer {
   SearchStats search;
 };
 
-/// Throws InputError on a workload that no plan can meet (global batch not divisible by ranks x micro-batch, sequence length
-/// not positive, LoRA, a non-text model's sequence) or an engine without a lowering.
+/// Throws InputError on a workload that no plan can meet (global batch not divisible by ranks x micro-batch, sequence
+/// length not positive, LoRA, a non-text model's sequence) or an engine without a lowering.
 Answer search(const Request& request);
 
-/// What would help most, with numbers: each resource twice as fast, more GPU memory, ...; best first. Empty for none above 2 %.
+/// What would help most, with numbers: each resource twice as fast, more GPU memory, ...; best first. Empty for none
+/// above 2 %.
 struct Advice {
-  std::string what;          // "twice the NVLink bandwidth"
-  double speedup = 1;        // step time now / then
+  std::string what;    // "twice the NVLink bandwidth"
+  double speedup = 1;  // step time now / then
 };
 std::vector<Advice> advise(const Answer& answer, const Candidate& candidate);
 

@@ -9,7 +9,7 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kDefaultTokens = 512 * 1024;   // global batch (spec, Defaults)
+constexpr std::int64_t kDefaultTokens = 512 * 1024;  // global batch (spec, Defaults)
 constexpr std::int64_t kDefaultSeqLen = 4096;
 
 std::int64_t default_batch(std::int64_t seq_len, std::int64_t multiple) {
@@ -26,11 +26,13 @@ Workload workload_of(const Request& request, std::vector<Assumption>& assumption
     w.seq_len = *request.seq_len;
     if (w.seq_len < 1) throw InputError(fmt::format("--seq-len {}: expected at least 1", w.seq_len));
     if (longest > 0 && w.seq_len > longest) {
-      warnings.push_back(fmt::format("--seq-len {} is beyond the {} positions that {} was made for", w.seq_len, longest, request.model.name));
+      warnings.push_back(fmt::format("--seq-len {} is beyond the {} positions that {} was made for", w.seq_len, longest,
+                                     request.model.name));
     }
   } else {
     w.seq_len = longest > 0 ? std::min(longest, kDefaultSeqLen) : kDefaultSeqLen;
-    assumptions.push_back({"sequence length", std::to_string(w.seq_len), "default: the smaller of 4096 and the model's maximum; --seq-len"});
+    assumptions.push_back({"sequence length", std::to_string(w.seq_len),
+                           "default: the smaller of 4096 and the model's maximum; --seq-len"});
   }
   const std::int64_t ranks = request.machine.ranks();
   const std::int64_t unit = ranks * request.constraints.micro_batch.value_or(1);
@@ -38,19 +40,23 @@ Workload workload_of(const Request& request, std::vector<Assumption>& assumption
     w.global_batch = *request.global_batch;
     if (w.global_batch < 1 || w.global_batch % unit != 0) {
       const std::int64_t up = (std::max<std::int64_t>(w.global_batch, 1) + unit - 1) / unit * unit;
-      throw InputError(fmt::format("--global-batch {}: expected a multiple of {} ranks x micro-batch {} = {} sequences, such as {}", w.global_batch,
-                                   ranks, request.constraints.micro_batch.value_or(1), unit, up));
+      throw InputError(
+          fmt::format("--global-batch {}: expected a multiple of {} ranks x micro-batch {} = {} sequences, such as {}",
+                      w.global_batch, ranks, request.constraints.micro_batch.value_or(1), unit, up));
     }
   } else {
     w.global_batch = default_batch(w.seq_len, unit);
-    assumptions.push_back({"global batch", fmt::format("{} sequences ({} tokens)", w.global_batch, format_count(w.global_batch * w.seq_len)),
-                           "default: 512 Ki tokens, rounded up to a multiple of the ranks; --global-batch"});
+    assumptions.push_back(
+        {"global batch",
+         fmt::format("{} sequences ({} tokens)", w.global_batch, format_count(w.global_batch * w.seq_len)),
+         "default: 512 Ki tokens, rounded up to a multiple of the ranks; --global-batch"});
   }
   return w;
 }
 
 std::vector<int> stages_of(const Request& request) {
-  std::vector<int> stages = request.constraints.stages.empty() ? std::vector<int>{0, 1, 2, 3} : request.constraints.stages;
+  std::vector<int> stages =
+      request.constraints.stages.empty() ? std::vector<int>{0, 1, 2, 3} : request.constraints.stages;
   std::sort(stages.begin(), stages.end());
   stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
   return stages;

@@ -12,9 +12,9 @@ namespace zeroplan {
 struct OffloadStyle {
   Tier parameters = Tier::hbm;
   Tier gradients = Tier::hbm;
-  Tier optimizer = Tier::hbm;      // hbm: nothing leaves; host: host, rest by fit; nvme: disk allowed
+  Tier optimizer = Tier::hbm;  // hbm: nothing leaves; host: host, rest by fit; nvme: disk allowed
   UpdateOn update = UpdateOn::host;
-  bool whole = false;              // all optimizer blocks on that tier (the user said so)
+  bool whole = false;  // all optimizer blocks on that tier (the user said so)
   friend bool operator==(const OffloadStyle&, const OffloadStyle&) = default;
 };
 
@@ -33,8 +33,8 @@ struct Workload {
   std::int64_t per_rank(int ranks) const { return global_batch / ranks; }
 };
 
-/// Sequence length and batch by the spec's defaults, checked. Adds what it assumed and warns of lengths beyond the model's positions.
-/// Throws InputError naming the flag.
+/// Sequence length and batch by the spec's defaults, checked. Adds what it assumed and warns of lengths beyond the
+/// model's positions. Throws InputError naming the flag.
 Workload workload_of(const Request& request, std::vector<Assumption>& assumptions, std::vector<std::string>& warnings);
 
 std::vector<int> stages_of(const Request& request);

@@ -11,9 +11,11 @@ namespace {
 
 /// Search compares live peaks; the laid-out arena is a little larger. Room kept for that while filling tiers.
 constexpr double kArenaReserve = 0.005;
-constexpr int kRefined = 3;   // kinds of one family that are refined
+constexpr int kRefined = 3;  // kinds of one family that are refined
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
 constexpr double kGpuLackWeight = 8;
+/// The simulator plays about 20 M timed ops a second (docs/benchmarks.md); a search spends some 60 ms on it at most.
+constexpr double kMostPlayedOps = 1.25e6;
 
 /// Whether weight gradients are added to a whole resident gradient; a lone rank that sends them to the host writes them
 /// like a sharded one.
@@ -62,7 +64,8 @@ bool Searcher::better(const Prediction& a, const Prediction& b) const {
 std::vector<Candidate> Searcher::ranked() const {
   std::vector<Candidate> all;
   for (const auto& [kind, candidate] : best_) all.push_back(candidate);
-  std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
   return all;
 }
 
@@ -104,19 +107,54 @@ std::vector<Candidate> Searcher::run() {
     if (taken[family]++ < kRefined) all.push_back(std::move(c));
   }
   for (Candidate& c : all) refine(c);
-  std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
   return report(std::move(all));
 }
 
-/// Lays out the best ones until `top_k` stand. Alternatives must differ in stage or in where states live: a few layers more
-/// or less recomputed is no alternative.
+/// Timed ops that the simulator would play: about 30 a layer and micro-step, forward and backward, on each rank of a
+/// node.
+double Searcher::played_ops(const Plan& plan) const {
+  return 30.0 * static_cast<double>(request_.model.num_layers * plan.accumulation) * request_.machine.gpus_per_node;
+}
+
+void Searcher::play(Candidate& c) {
+  use_simulation(c.prediction, predictor_.simulate(c.plan, {}), request_.machine);
+  ++stats_.simulated;
+}
+
+/// The best of `top_k` families, laid out and, where that is quick enough, ranked by simulation: estimates see no
+/// contention. `all` comes in the order of the estimates. Times of both kinds are not compared: either all are
+/// simulated or none.
 std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
-  std::vector<Candidate> reported;
+  std::vector<Candidate> reported, rest;
+  const auto same_family = [](const Candidate& c) {
+    return [&c](const Candidate& r) { return family_of(r.plan) == family_of(c.plan); };
+  };
   for (Candidate& c : all) {
-    if (static_cast<int>(reported.size()) == request_.top_k) break;
-    const auto same = [&](const Candidate& r) { return family_of(r.plan) == family_of(c.plan); };
-    if (std::any_of(reported.begin(), reported.end(), same)) continue;
-    if (lay_out_plan(c)) reported.push_back(std::move(c));
+    const bool more = static_cast<int>(reported.size()) < request_.top_k;
+    if (!more || std::any_of(reported.begin(), reported.end(), same_family(c))) {
+      rest.push_back(std::move(c));
+    } else if (lay_out_plan(c)) {
+      reported.push_back(std::move(c));
+    }
+  }
+  double budget = kMostPlayedOps;
+  for (const Candidate& c : reported) budget -= played_ops(c.plan);
+  if (budget < 0) return reported;
+  const auto order = [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); };
+  for (Candidate& c : reported) play(c);
+  std::stable_sort(reported.begin(), reported.end(), order);
+  for (Candidate& c : rest) {
+    budget -= played_ops(c.plan);
+    // Played it would hardly be faster than estimated.
+    if (budget < 0 || reported.empty() || !order(c, reported.back())) break;
+    if (!lay_out_plan(c)) continue;
+    play(c);
+    auto rival = std::find_if(reported.begin(), reported.end(), same_family(c));
+    if (rival == reported.end()) rival = reported.end() - 1;
+    if (order(c, *rival)) *rival = std::move(c);
+    std::stable_sort(reported.begin(), reported.end(), order);
   }
   return reported;
 }
@@ -186,20 +224,22 @@ std::vector<double> Searcher::block_bytes(const Plan& plan, int bytes_per_parame
   std::map<int, FlatLayout> layouts;
   for (int kind : request_.model.sequence) {
     auto [it, fresh] = layouts.try_emplace(kind);
-    if (fresh) it->second = flat_layout(request_.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
+    if (fresh)
+      it->second =
+          flat_layout(request_.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
     bytes.push_back(static_cast<double>(it->second.shard * bytes_per_parameter));
   }
   return bytes;
 }
 
-/// Blocks go back to the GPU while they fit: optimizer states and with them gradients that lie on the host, or weights first
-/// where those left too (they cross PCIe several times a step). `all_off` is the prediction with every block off the GPU.
-/// Returns the host bytes of a rank that this frees.
+/// Blocks go back to the GPU while they fit: optimizer states and with them gradients that lie on the host, or weights
+/// first where those left too (they cross PCIe several times a step). `all_off` is the prediction with every block off
+/// the GPU. Returns the host bytes of a rank that this frees.
 double Searcher::fill_gpu(Plan& plan, const OffloadStyle& style, const Prediction& all_off) const {
   const bool states_move = style.parameters == Tier::hbm;
   const int gradient = plan.gradients == Tier::host ? size_of(plan.precision.accumulation) : 0;
-  const auto bytes = block_bytes(plan, states_move ? plan.precision.optimizer_bytes_per_parameter() + gradient
-                                                   : size_of(plan.precision.weights));
+  const auto bytes = block_bytes(
+      plan, states_move ? plan.precision.optimizer_bytes_per_parameter() + gradient : size_of(plan.precision.weights));
   const double room = (gpu_budget() - all_off.gpu.peak).base() - kArenaReserve * all_off.lower_bound.base();
   double moved = 0;
   int blocks = 0;
@@ -233,7 +273,8 @@ bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& a
   for (int i = plan.optimizer.hbm; i < blocks; ++i) held += states[static_cast<std::size_t>(i)];
   const double may_hold = held + host_room - 3 * largest;  // slots between disk and Adam
   int to_disk = 0;
-  for (int i = blocks - 1; i >= plan.optimizer.hbm && held > may_hold; --i, ++to_disk) held -= states[static_cast<std::size_t>(i)];
+  for (int i = blocks - 1; i >= plan.optimizer.hbm && held > may_hold; --i, ++to_disk)
+    held -= states[static_cast<std::size_t>(i)];
   plan.optimizer.host -= to_disk;
   plan.optimizer.nvme += to_disk;
   return true;
@@ -248,7 +289,8 @@ void Searcher::refine(Candidate& c) {
 
 /// The fewest layers that must recompute: fewer means less work and more memory, both steadily.
 void Searcher::refine_recompute(Candidate& c) {
-  if (c.plan.recompute == Recompute::none || request_.objective == Objective::memory || request_.constraints.recompute) return;
+  if (c.plan.recompute == Recompute::none || request_.objective == Objective::memory || request_.constraints.recompute)
+    return;
   int enough = c.plan.recompute_layers, too_few = 0;
   while (enough - too_few > 1) {
     const int middle = (enough + too_few) / 2;
@@ -281,7 +323,8 @@ bool Searcher::lay_out_plan(Candidate& c) {
       --c.plan.optimizer.hbm, ++c.plan.optimizer.host;
     } else if (c.plan.parameters.hbm > 0 && c.plan.parameters.host > 0 && !style_fixed) {
       --c.plan.parameters.hbm, ++c.plan.parameters.host;
-    } else if (c.plan.recompute != Recompute::none && c.plan.recompute_layers < static_cast<int>(request_.model.num_layers)) {
+    } else if (c.plan.recompute != Recompute::none &&
+               c.plan.recompute_layers < static_cast<int>(request_.model.num_layers)) {
       ++c.plan.recompute_layers;
     } else {
       return false;
@@ -294,11 +337,15 @@ bool Searcher::lay_out_plan(Candidate& c) {
 
 /// Bytes of a node that are missing.
 double Searcher::lack(const Prediction& p) const {
-  const auto over = [&](const TierMemory& t) { return std::max(0.0, (t.peak - (1 - request_.margin) * t.capacity).base()); };
-  return kGpuLackWeight * request_.machine.gpus_per_node * over(p.gpu) + (p.host ? over(*p.host) : 0) + (p.nvme ? over(*p.nvme) : 0);
+  const auto over = [&](const TierMemory& t) {
+    return std::max(0.0, (t.peak - (1 - request_.margin) * t.capacity).base());
+  };
+  return kGpuLackWeight * request_.machine.gpus_per_node * over(p.gpu) + (p.host ? over(*p.host) : 0) +
+         (p.nvme ? over(*p.nvme) : 0);
 }
 
-/// The smallest micro-batch of every choice, the GPU filled as far as it goes, the rest on the host whether it can hold it or not.
+/// The smallest micro-batch of every choice, the GPU filled as far as it goes, the rest on the host whether it can hold
+/// it or not.
 Candidate Searcher::nearest() {
   std::optional<Candidate> best;
   const auto consider = [&](const Plan& plan, const Prediction& p) {
@@ -325,7 +372,10 @@ Candidate Searcher::nearest() {
       }
     }
   }
-  if (!best) throw InputError("no plan exists in this space: --offload needs --zero 1 or higher (optimizer) or 3 (parameters), and NVMe a --nvme");
+  if (!best)
+    throw InputError(
+        "no plan exists in this space: --offload needs --zero 1 or higher (optimizer) or 3 (parameters), and NVMe a "
+        "--nvme");
   best->prediction = predictor_.predict(best->plan, Detail::laid_out);
   // Gaps of the arena are not what is missing: a block or two less on the GPU makes room for them.
   for (int attempt = 0; attempt < 4 && best->prediction.gpu.peak > gpu_budget(); ++attempt) {

@@ -51,6 +51,8 @@ class Searcher {
   void refine_recompute(Candidate& candidate);
   void refine_prefetch(Candidate& candidate);
   bool lay_out_plan(Candidate& candidate);
+  double played_ops(const Plan& plan) const;
+  void play(Candidate& candidate);
 
   Bytes gpu_budget() const;
   Bytes host_budget_per_rank() const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <string_view>
 
 #include "models/error.h"
 #include "planner/searcher.h"
@@ -63,8 +64,24 @@ void more_host(const Request& r, std::vector<Shortfall::Change>& changes) {
     const int gib = larger[static_cast<std::size_t>(i)];
     Request more = r;
     more.machine.dram = Bytes(gib * kGiB);
-    return Step{more, fmt::format("{} GiB of host memory a node (now {})", gib, format_gib(r.machine.dram)), fmt::format("--host-memory {}GiB", gib)};
+    return Step{more, fmt::format("{} GiB of host memory a node (now {})", gib, format_gib(r.machine.dram)),
+                fmt::format("--host-memory {}GiB", gib)};
   });
+}
+
+/// As `--offload` spells it.
+std::string_view flag_value(OffloadWhat what) {
+  switch (what) {
+    case OffloadWhat::none:
+      return "none";
+    case OffloadWhat::optimizer:
+      return "optimizer";
+    case OffloadWhat::parameters:
+      return "parameters";
+    case OffloadWhat::all:
+      return "all";
+  }
+  return "";
 }
 
 void a_disk(const Request& r, std::vector<Shortfall::Change>& changes) {
@@ -78,8 +95,13 @@ void a_disk(const Request& r, std::vector<Shortfall::Change>& changes) {
     const char* d = larger[static_cast<std::size_t>(i)];
     Request more = r;
     more.machine.nvme = parse_nvme(d);
-    if (more.constraints.offload && more.constraints.offload->what != OffloadWhat::none) more.constraints.offload->to = Tier::nvme;
-    return Step{more, fmt::format("NVMe {} a node", d), fmt::format("--nvme {}", d)};
+    std::string flag = fmt::format("--nvme {}", d);
+    auto& offload = more.constraints.offload;
+    if (offload && offload->what != OffloadWhat::none && offload->to != Tier::nvme) {
+      offload->to = Tier::nvme;
+      flag += fmt::format(" --offload {}:nvme", flag_value(offload->what));
+    }
+    return Step{more, fmt::format("NVMe {} a node", d), flag};
   });
 }
 

@@ -172,8 +172,9 @@ refused '/dev/null' simulate /dev/null --estimate
 refused 'empty.json' simulate empty.json --estimate
 refused 'array.json:1' simulate array.json --estimate
 refused 'number.json:1' simulate number.json --estimate
-refused 'not built yet' simulate --ranks all
-refused 'not built yet' simulate x.json --trace=t.json
+refused 'PLAN.json' simulate --ranks all
+refused '--ranks' simulate x.json --ranks some
+refused 'x.json' simulate x.json --trace=t.json
 refused '--hardware' whatif --model 7B
 refused '--hardware' whatif --model 7B --hardware ,
 refused '--hardware' whatif --model 7B --hardware 8xH100,

@@ -95,13 +95,20 @@ fi
 
 # A plan file gives the prediction that the search gave.
 run "${small[@]}" --zero 3 --out again --json
-step="$(grep -m1 -o '"step_seconds": [0-9.e-]*' out)"
+simulated_step="$(grep -m1 -o '"step_seconds": [0-9.e-]*' out)"
 expect "simulate --estimate reads plan.json" exits 0 simulate again/plan.json --estimate --json
-expect "simulate has the step of the plan" out_has "$step"
+expect "simulate --estimate has a step" out_has '"step_seconds"'
 expect "simulate counts ops" grep -qE '"ops": [1-9]' out
 expect "simulate as text" exits 0 simulate again/plan.json --estimate
 expect "with the streams" out_has 'Streams by phase'
-expect "without --estimate it is not built yet" exits 2 simulate again/plan.json
+expect "simulate by events" exits 0 simulate again/plan.json --json
+expect "and gives the step of the plan too" out_has "$simulated_step"
+expect "all ranks" exits 0 simulate again/plan.json --ranks all
+expect "says what sharing costs" out_has 'slowed by sharing'
+expect "a trace" exits 0 simulate again/plan.json --trace step.json
+expect "that is JSON" python3 -c 'import json; assert json.load(open("step.json"))'
+expect "is not overwritten" exits 2 simulate again/plan.json --trace step.json
+expect "without --force" exits 0 simulate again/plan.json --trace step.json --force
 sed 's/"zero_stage": 3/"zero_stage": 7/' again/plan.json >wrong.json
 expect "a plan that is wrong: exit 2" exits 2 simulate wrong.json --estimate
 expect "with its line" grep -q 'wrong.json:[0-9]*: /plan/zero_stage' err
