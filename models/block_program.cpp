@@ -47,7 +47,8 @@ class ProgramBuilder {
       const GraphOp& o = op(i);
       for (std::size_t k = 0; k < o.outputs.size(); ++k) {
         if (k == 0 && o.in_place >= 0) {
-          slot_of_value_[static_cast<std::size_t>(o.outputs[0])] = slot_of(o.inputs[static_cast<std::size_t>(o.in_place)]);
+          slot_of_value_[static_cast<std::size_t>(o.outputs[0])] =
+              slot_of(o.inputs[static_cast<std::size_t>(o.in_place)]);
         } else {
           give(o.outputs[k]);
         }
@@ -352,6 +353,8 @@ class ProgramBuilder {
 
 }  // namespace
 
-BlockProgram build_program(const BlockKind& kind, Recompute recompute) { return ProgramBuilder(kind, recompute).build(); }
+BlockProgram build_program(const BlockKind& kind, Recompute recompute) {
+  return ProgramBuilder(kind, recompute).build();
+}
 
 }  // namespace zeroplan

@@ -1,6 +1,7 @@
 #pragma once
-// The execution order of one block kind, derived from its graph: forward, and backward for each recompute mode, with the
-// births and deaths of every activation and gradient. It does not depend on sizes, so one program serves every plan.
+// The execution order of one block kind, derived from its graph: forward, and backward for each recompute mode, with
+// the births and deaths of every activation and gradient. It does not depend on sizes, so one program serves every
+// plan.
 
 #include <cstdint>
 #include <vector>

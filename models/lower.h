@@ -1,6 +1,6 @@
 #pragma once
-// Lowering: (model, plan) -> Schedule, one function per engine. `rank` does not matter yet: every rank of a data-parallel
-// group runs the same schedule (SPMD) and flat-range shards are equal.
+// Lowering: (model, plan) -> Schedule, one function per engine. `rank` does not matter yet: every rank of a
+// data-parallel group runs the same schedule (SPMD) and flat-range shards are equal.
 
 #include <memory>
 
@@ -16,17 +16,17 @@ enum class Folding : std::uint8_t {
   layers,       // equal layers, loss chunks and micro-steps once, with Repeat: the planner's form
 };
 
-/// Elements of one block's flat parameter buffer and of one rank's shard of it: tensors in order, each aligned to 256 bytes
-/// of the compute type, the total padded to shard_ranks x 256 bytes (runtime.md section 3).
+/// Elements of one block's flat parameter buffer and of one rank's shard of it: tensors in order, each aligned to 256
+/// bytes of the compute type, the total padded to shard_ranks x 256 bytes (runtime.md section 3).
 struct FlatLayout {
   std::int64_t parameters = 0;  // without any padding
   std::int64_t padded = 0;
-  std::int64_t shard = 0;       // padded / shard_ranks
+  std::int64_t shard = 0;  // padded / shard_ranks
 };
 FlatLayout flat_layout(const BlockKind& kind, DType type, int shard_ranks);
 
-/// Lowers many plans of one model: what does not depend on the plan (forward, backward and recompute order of each block
-/// kind) is worked out once. Not thread-safe; make one per thread.
+/// Lowers many plans of one model: what does not depend on the plan (forward, backward and recompute order of each
+/// block kind) is worked out once. Not thread-safe; make one per thread.
 class Lowering {
  public:
   explicit Lowering(const ModelSpec& model);

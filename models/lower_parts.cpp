@@ -91,8 +91,9 @@ Compute work_of(const BlockKind& kind, int kind_index, const BlockProgram& progr
       return work;
     case Kernel::embedding: {
       // Rows read beside the rows written; in backward rows of the gradient table are read and written.
-      const Bytes rows = bytes_of(kind.values[static_cast<std::size_t>(op.outputs[0])].per_token * sizes.tokens.tokens(),
-                                  step.pass == Pass::forward ? sizes.type : sizes.gradient_type);
+      const Bytes rows =
+          bytes_of(kind.values[static_cast<std::size_t>(op.outputs[0])].per_token * sizes.tokens.tokens(),
+                   step.pass == Pass::forward ? sizes.type : sizes.gradient_type);
       pointwise.traffic += step.pass == Pass::forward ? rows : 2.0 * rows;
       work.kernel = pointwise;
       return work;

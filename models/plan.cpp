@@ -74,7 +74,10 @@ namespace {
 class PlanChecker {
  public:
   PlanChecker(const Plan& plan, const ModelSpec& model, std::string_view where)
-      : p_(plan), blocks_(static_cast<int>(model.sequence.size())), layers_(static_cast<int>(model.num_layers)), where_(where) {}
+      : p_(plan),
+        blocks_(static_cast<int>(model.sequence.size())),
+        layers_(static_cast<int>(model.num_layers)),
+        where_(where) {}
 
   void run() const {
     ranges();
@@ -92,7 +95,8 @@ class PlanChecker {
     require(p_.ranks >= 1 && p_.ranks <= 1 << 20, "ranks", "expected 1 to 1048576");
     require(p_.seq_len >= 1 && p_.seq_len <= 1 << 26, "seq_len", "expected 1 to 67108864");
     require(p_.micro_batch >= 1 && p_.micro_batch <= 1 << 20, "micro_batch", "expected 1 to 1048576");
-    require(p_.micro_batch * p_.seq_len <= std::int64_t{1} << 31, "micro_batch", "expected at most 2^31 tokens a micro-step");
+    require(p_.micro_batch * p_.seq_len <= std::int64_t{1} << 31, "micro_batch",
+            "expected at most 2^31 tokens a micro-step");
     require(p_.accumulation >= 1 && p_.accumulation <= 1 << 24, "accumulation", "expected 1 to 16777216");
     require(p_.zero_stage >= 0 && p_.zero_stage <= 3, "zero_stage", "expected 0, 1, 2 or 3");
     require(p_.prefetch_layers >= 0 && p_.prefetch_layers <= 3, "prefetch_layers", "expected 0 to 3");
@@ -101,20 +105,24 @@ class PlanChecker {
             fmt::format("expected 0 to the model's {} layers", layers_));
     require((p_.recompute == Recompute::none) == (p_.recompute_layers == 0), "recompute_layers",
             "expected 0 exactly when recompute is \"none\"");
-    require(p_.clip_norm >= 0 && std::isfinite(p_.clip_norm), "clip_norm", "expected 0 (no clipping) or a positive norm");
+    require(p_.clip_norm >= 0 && std::isfinite(p_.clip_norm), "clip_norm",
+            "expected 0 (no clipping) or a positive norm");
   }
 
   void sharding() const {
     require(p_.shard_ranks >= 1 && p_.ranks % p_.shard_ranks == 0, "shard_ranks", "expected a divisor of ranks");
-    require(p_.zero_stage > 0 || p_.shard_ranks == 1, "shard_ranks", "expected 1 at stage 0 (every rank holds all states)");
+    require(p_.zero_stage > 0 || p_.shard_ranks == 1, "shard_ranks",
+            "expected 1 at stage 0 (every rank holds all states)");
     require(p_.zero_stage < 2 || p_.reduce_each == ReduceEach::micro_step, "reduce_each",
             "expected \"micro_step\" at stages 2 and 3 (only shards of the gradients are kept)");
   }
 
   void placement() const {
-    require(p_.optimizer.total() == blocks_ && p_.optimizer.hbm >= 0 && p_.optimizer.host >= 0 && p_.optimizer.nvme >= 0,
-            "optimizer", fmt::format("expected counts that sum to the model's {} blocks", blocks_));
-    require(p_.parameters.total() == blocks_ && p_.parameters.hbm >= 0 && p_.parameters.host >= 0 && p_.parameters.nvme >= 0,
+    require(
+        p_.optimizer.total() == blocks_ && p_.optimizer.hbm >= 0 && p_.optimizer.host >= 0 && p_.optimizer.nvme >= 0,
+        "optimizer", fmt::format("expected counts that sum to the model's {} blocks", blocks_));
+    require(p_.parameters.total() == blocks_ && p_.parameters.hbm >= 0 && p_.parameters.host >= 0 &&
+                p_.parameters.nvme >= 0,
             "parameters", fmt::format("expected counts that sum to the model's {} blocks", blocks_));
     require(p_.zero_stage > 0 || p_.optimizer.hbm == blocks_, "optimizer", "offload needs stage 1 or higher");
     require(p_.zero_stage == 3 || p_.parameters.hbm == blocks_, "parameters", "offload needs stage 3");
@@ -135,13 +143,15 @@ class PlanChecker {
     const bool narrow = x.weights != DType::fp32;
     require(narrow || !x.master, "precision/master", "expected false with fp32 weights (they are the master)");
     require(!narrow || x.master, "precision/master", "expected true with 16-bit weights");
-    require(!x.split_master || (x.master && x.weights == DType::bf16), "precision/split_master", "needs bf16 weights with a master");
+    require(!x.split_master || (x.master && x.weights == DType::bf16), "precision/split_master",
+            "needs bf16 weights with a master");
     require(x.states == DType::fp32 || x.states == DType::bf16, "precision/states", "expected fp32 or bf16");
     require(x.gradients == x.weights, "precision/gradients", "expected the type of the weights");
     require(x.accumulation == x.gradients || x.accumulation == DType::fp32, "precision/accumulation",
             "expected fp32 or the type of the gradients");
     require(p_.loss_scaling == LossScaling::none || x.weights == DType::fp16, "loss_scaling", "is for fp16 only");
-    require(x.weights != DType::fp16 || p_.loss_scaling == LossScaling::dynamic, "loss_scaling", "expected \"dynamic\" with fp16 weights");
+    require(x.weights != DType::fp16 || p_.loss_scaling == LossScaling::dynamic, "loss_scaling",
+            "expected \"dynamic\" with fp16 weights");
   }
 
   const Plan& p_;
@@ -151,7 +161,9 @@ class PlanChecker {
 
 }  // namespace
 
-void check_plan(const Plan& plan, const ModelSpec& model, std::string_view where) { PlanChecker(plan, model, where).run(); }
+void check_plan(const Plan& plan, const ModelSpec& model, std::string_view where) {
+  PlanChecker(plan, model, where).run();
+}
 
 std::string describe(const Plan& plan) {
   std::string text = fmt::format("ZeRO-{}", plan.zero_stage);
@@ -235,9 +247,26 @@ Precision read_precision(const JsonValue& j) {
 }
 
 Plan read_plan_keys(const JsonValue& j) {
-  j.require_only({"engine", "ranks", "shard_ranks", "zero_stage", "seq_len", "micro_batch", "accumulation", "precision",
-                  "optimizer", "parameters", "gradients", "update", "recompute", "recompute_layers", "prefetch_layers",
-                  "reduce_each", "loss_chunk_tokens", "clip_norm", "loss_scaling", "state_bytes_per_parameter"});
+  j.require_only({"engine",
+                  "ranks",
+                  "shard_ranks",
+                  "zero_stage",
+                  "seq_len",
+                  "micro_batch",
+                  "accumulation",
+                  "precision",
+                  "optimizer",
+                  "parameters",
+                  "gradients",
+                  "update",
+                  "recompute",
+                  "recompute_layers",
+                  "prefetch_layers",
+                  "reduce_each",
+                  "loss_chunk_tokens",
+                  "clip_norm",
+                  "loss_scaling",
+                  "state_bytes_per_parameter"});
   Plan p;
   p.engine = value_of(kEngines, j.at("engine"));
   p.ranks = static_cast<int>(j.at("ranks").as_int(1, 1 << 20));
@@ -268,11 +297,16 @@ Plan read_plan_keys(const JsonValue& j) {
 /// The subtree as JSON text again, for the readers of models and machines.
 Json to_json(const JsonValue& v) {
   switch (v.kind()) {
-    case JsonValue::Kind::null: return nullptr;
-    case JsonValue::Kind::boolean: return v.as_bool();
-    case JsonValue::Kind::integer: return v.as_int(INT64_MIN, INT64_MAX);
-    case JsonValue::Kind::real: return v.as_real(-1e308, 1e308);
-    case JsonValue::Kind::string: return v.as_string();
+    case JsonValue::Kind::null:
+      return nullptr;
+    case JsonValue::Kind::boolean:
+      return v.as_bool();
+    case JsonValue::Kind::integer:
+      return v.as_int(INT64_MIN, INT64_MAX);
+    case JsonValue::Kind::real:
+      return v.as_real(-1e308, 1e308);
+    case JsonValue::Kind::string:
+      return v.as_string();
     case JsonValue::Kind::array: {
       Json j = Json::array();
       for (const JsonValue& item : v.items()) j.push_back(to_json(item));

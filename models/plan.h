@@ -49,7 +49,8 @@ struct Precision {
   DType accumulation = DType::bf16;  // what is summed over micro-steps
   friend bool operator==(const Precision&, const Precision&) = default;
 
-  /// Weights + master + two moments: 14 for bf16 with fp32 master and states, 12 with a split master or in fp32, 10 with bf16 states.
+  /// Weights + master + two moments: 14 for bf16 with fp32 master and states, 12 with a split master or in fp32, 10
+  /// with bf16 states.
   int state_bytes_per_parameter() const;
   /// The part that only the optimizer touches: state_bytes_per_parameter() - size_of(weights).
   int optimizer_bytes_per_parameter() const;
@@ -58,22 +59,22 @@ struct Precision {
 struct Plan {
   Engine engine = Engine::zeroplan;
   int ranks = 1;
-  int shard_ranks = 1;               // ranks that share one copy of the states (ZeRO group); divides ranks
+  int shard_ranks = 1;  // ranks that share one copy of the states (ZeRO group); divides ranks
   int zero_stage = 0;
   std::int64_t seq_len = 4096;
-  std::int64_t micro_batch = 1;      // sequences per rank and micro-step
-  std::int64_t accumulation = 1;     // micro-steps per step
+  std::int64_t micro_batch = 1;   // sequences per rank and micro-step
+  std::int64_t accumulation = 1;  // micro-steps per step
   Precision precision;
   Placement optimizer;               // master and moments
   Placement parameters;              // 16-bit weight shards (host and nvme: stage 3 only)
   Tier gradients = Tier::hbm;        // the accumulated gradient shard
   UpdateOn update = UpdateOn::host;  // for blocks whose optimizer states are not in HBM
   Recompute recompute = Recompute::none;
-  int recompute_layers = 0;          // the first so many layers recompute; the others keep everything
-  int prefetch_layers = 1;           // stage 3: weights gathered ahead, 0..3
+  int recompute_layers = 0;  // the first so many layers recompute; the others keep everything
+  int prefetch_layers = 1;   // stage 3: weights gathered ahead, 0..3
   ReduceEach reduce_each = ReduceEach::micro_step;
   std::int64_t loss_chunk_tokens = 2048;
-  double clip_norm = 1.0;            // global gradient norm; 0: no clipping
+  double clip_norm = 1.0;  // global gradient norm; 0: no clipping
   LossScaling loss_scaling = LossScaling::none;
 
   std::int64_t global_batch() const { return micro_batch * accumulation * ranks; }
@@ -82,8 +83,9 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-/// Throws InputError naming the field when a choice contradicts another, the model or the engine (offload of parameters below
-/// stage 3, micro-batch x accumulation x ranks, placement totals, ...). `where` prefixes the message ("plan.json").
+/// Throws InputError naming the field when a choice contradicts another, the model or the engine (offload of parameters
+/// below stage 3, micro-batch x accumulation x ranks, placement totals, ...). `where` prefixes the message
+/// ("plan.json").
 void check_plan(const Plan& plan, const ModelSpec& model, std::string_view where);
 
 /// Short name of what a plan does: "ZeRO-3, optimizer on host, full recompute, micro-batch 8 x 4".

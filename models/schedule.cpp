@@ -54,7 +54,8 @@ OpRef ScheduleBuilder::add(Stream stream, Phase phase, int block, WorkId work, s
     ++op.num_edges;
   }
   for (const Operand& operand : operands) {
-    if (operand.buffer.index >= schedule_.buffers_.size()) throw std::logic_error("schedule: an operand that was not declared");
+    if (operand.buffer.index >= schedule_.buffers_.size())
+      throw std::logic_error("schedule: an operand that was not declared");
   }
   schedule_.operands_.insert(schedule_.operands_.end(), operands.begin(), operands.end());
   op.num_operands = static_cast<std::uint16_t>(operands.size());
@@ -73,8 +74,7 @@ void ScheduleBuilder::begin_repeat(std::int64_t count) {
 
 OpRef ScheduleBuilder::carry(OpRef first) {
   Repeat& repeat = schedule_.repeats_[open_.back()];
-  if (repeat.first_carried + repeat.num_carried != schedule_.carried_.size() ||
-      repeat.begin != schedule_.ops_.size()) {
+  if (repeat.first_carried + repeat.num_carried != schedule_.carried_.size() || repeat.begin != schedule_.ops_.size()) {
     throw std::logic_error("schedule: carry() must come before the ops of its block");
   }
   schedule_.carried_.push_back({first, {}});
@@ -133,20 +133,34 @@ std::string_view to_string(CollectiveKind kind) {
 
 std::string_view to_string(BufferRole role) {
   switch (role) {
-    case BufferRole::weight_shard: return "weight shard";
-    case BufferRole::weights: return "weights";
-    case BufferRole::weight_staging: return "weight staging";
-    case BufferRole::gradient: return "gradient";
-    case BufferRole::gradient_staging: return "gradient staging";
-    case BufferRole::gradient_shard: return "gradient shard";
-    case BufferRole::master: return "master weights";
-    case BufferRole::moments: return "Adam moments";
-    case BufferRole::state_slot: return "optimizer state slot";
-    case BufferRole::value: return "activation";
-    case BufferRole::value_gradient: return "activation gradient";
-    case BufferRole::logits: return "logits";
-    case BufferRole::token_ids: return "token ids";
-    case BufferRole::scalars: return "scalars";
+    case BufferRole::weight_shard:
+      return "weight shard";
+    case BufferRole::weights:
+      return "weights";
+    case BufferRole::weight_staging:
+      return "weight staging";
+    case BufferRole::gradient:
+      return "gradient";
+    case BufferRole::gradient_staging:
+      return "gradient staging";
+    case BufferRole::gradient_shard:
+      return "gradient shard";
+    case BufferRole::master:
+      return "master weights";
+    case BufferRole::moments:
+      return "Adam moments";
+    case BufferRole::state_slot:
+      return "optimizer state slot";
+    case BufferRole::value:
+      return "activation";
+    case BufferRole::value_gradient:
+      return "activation gradient";
+    case BufferRole::logits:
+      return "logits";
+    case BufferRole::token_ids:
+      return "token ids";
+    case BufferRole::scalars:
+      return "scalars";
   }
   return "";
 }
@@ -177,15 +191,24 @@ namespace {
 
 std::string compute_name(const Compute& c, const ModelSpec& model) {
   switch (c.graph_op) {
-    case kHeadLogits: return "logits";
-    case kHeadLoss: return "loss";
-    case kHeadData: return "logits data gradient";
-    case kHeadWeight: return "logits weight gradient";
-    case kGradientSum: return "gradient sum";
-    case kAccumulate: return "accumulate gradient";
-    case kGradientNorm: return "gradient norm";
-    case kZero: return "clear gradients";
-    default: break;
+    case kHeadLogits:
+      return "logits";
+    case kHeadLoss:
+      return "loss";
+    case kHeadData:
+      return "logits data gradient";
+    case kHeadWeight:
+      return "logits weight gradient";
+    case kGradientSum:
+      return "gradient sum";
+    case kAccumulate:
+      return "accumulate gradient";
+    case kGradientNorm:
+      return "gradient norm";
+    case kZero:
+      return "clear gradients";
+    default:
+      break;
   }
   const GraphOp& op = model.kinds[static_cast<std::size_t>(c.kind)].ops[static_cast<std::size_t>(c.graph_op)];
   if (c.pass == Pass::forward) return op.name;
@@ -201,17 +224,16 @@ std::string copy_name(const Copy& c) {
 }  // namespace
 
 std::string label(const Schedule& schedule, const Op& op, const ModelSpec& model) {
-  const std::string what = std::visit(
-      overloaded{
-          [](const Alloc&) { return std::string("allocate"); },
-          [](const Free&) { return std::string("free"); },
-          [&](const Compute& c) { return compute_name(c, model); },
-          [](const Collective& c) { return std::string(to_string(c.kind)); },
-          [](const Copy& c) { return copy_name(c); },
-          [](const AdamStep&) { return std::string("Adam"); },
-          [](const Join&) { return std::string("wait"); },
-      },
-      schedule.work(op));
+  const std::string what = std::visit(overloaded{
+                                          [](const Alloc&) { return std::string("allocate"); },
+                                          [](const Free&) { return std::string("free"); },
+                                          [&](const Compute& c) { return compute_name(c, model); },
+                                          [](const Collective& c) { return std::string(to_string(c.kind)); },
+                                          [](const Copy& c) { return copy_name(c); },
+                                          [](const AdamStep&) { return std::string("Adam"); },
+                                          [](const Join&) { return std::string("wait"); },
+                                      },
+                                      schedule.work(op));
   return fmt::format("{} {}: {}", block_label(model, op.block), to_string(op.phase), what);
 }
 

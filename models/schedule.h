@@ -1,11 +1,12 @@
 #pragma once
 // The schedule: one training step of one rank as a DAG of typed ops on streams. Built once by lower(), then only read:
-// by estimate(), simulate(), the memory timeline, the arena and the executors. Nobody adds, splits or reorders ops later.
+// by estimate(), simulate(), the memory timeline, the arena and the executors. Nobody adds, splits or reorders ops
+// later.
 //
 // Departures from style.md section 6, for speed (10^3 schedules of 10^4 ops a second): ops are fixed-size records;
 // what an op does (Work) is shared by equal ops; labels are formed when asked for; edges and operands lie in pools.
-// Alloc and Free of one memory all stand on one stream (compute), so memory over time is a fact of the schedule and not of
-// its timing, and two buffers whose lifetimes do not overlap in id order may share bytes.
+// Alloc and Free of one memory all stand on one stream (compute), so memory over time is a fact of the schedule and not
+// of its timing, and two buffers whose lifetimes do not overlap in id order may share bytes.
 
 #include <cstdint>
 #include <span>
@@ -44,7 +45,7 @@ enum class BufferRole : std::uint8_t {
   value_gradient,
   logits,
   token_ids,
-  scalars,           // loss, norm, clip factor
+  scalars,  // loss, norm, clip factor
 };
 std::string_view to_string(BufferRole role);
 
@@ -100,11 +101,11 @@ struct Pointwise {
 };
 /// A kernel of a block's graph (or of its loss head). `graph_op` indexes BlockKind::ops; kLossOp... below otherwise.
 struct Compute {
-  std::int16_t kind = -1;      // block kind; -1: not of a graph
+  std::int16_t kind = -1;  // block kind; -1: not of a graph
   std::int16_t graph_op = -1;
   Pass pass = Pass::forward;
   std::variant<Gemm, AttentionWork, Pointwise> kernel;
-  bool on_host = false;        // runs on the host's cores, on host memory
+  bool on_host = false;  // runs on the host's cores, on host memory
 };
 inline constexpr std::int16_t kHeadLogits = -2;    // logits of one chunk of tokens
 inline constexpr std::int16_t kHeadLoss = -3;      // cross-entropy and its gradient, in place over the logits
@@ -168,15 +169,15 @@ struct Op {
   WorkId work;
   Stream stream = Stream::compute;
   Phase phase = Phase::forward;
-  std::int16_t block = -1;          // position in ModelSpec::sequence; -1: the whole step
-  std::uint32_t first_edge = 0;     // predecessors on other streams: Schedule::after()
+  std::int16_t block = -1;       // position in ModelSpec::sequence; -1: the whole step
+  std::uint32_t first_edge = 0;  // predecessors on other streams: Schedule::after()
   std::uint32_t first_operand = 0;
   std::uint16_t num_edges = 0;
   std::uint16_t num_operands = 0;
 };
 
-/// A value that flows around a repeated block: in the first iteration it is `first` (an op before the block), later what
-/// `next` was at the end of the iteration before. The phi of compilers.
+/// A value that flows around a repeated block: in the first iteration it is `first` (an op before the block), later
+/// what `next` was at the end of the iteration before. The phi of compilers.
 struct Carried {
   OpRef first, next;
 };
@@ -197,7 +198,9 @@ class Schedule {
   const Work& work(const Op& op) const { return works_[op.work.index]; }
   const Buffer& buffer(BufferId id) const { return buffers_[id.index]; }
   std::span<const OpRef> after(const Op& op) const { return {edges_.data() + op.first_edge, op.num_edges}; }
-  std::span<const Operand> operands(const Op& op) const { return {operands_.data() + op.first_operand, op.num_operands}; }
+  std::span<const Operand> operands(const Op& op) const {
+    return {operands_.data() + op.first_operand, op.num_operands};
+  }
   /// Sorted by begin; an enclosing block stands before those inside it.
   std::span<const Repeat> repeats() const { return repeats_; }
   std::span<const Carried> carried() const { return carried_; }
@@ -252,9 +255,9 @@ std::string label(const Buffer& buffer, const ModelSpec& model);
 /// "layer 3", "embedding", "head".
 std::string block_label(const ModelSpec& model, int block);
 
-/// Throws std::logic_error naming the ops if a step buffer is used outside its Alloc..Free, never freed or freed twice, if
-/// Alloc or Free stand off the compute stream, or if two ops touch one buffer, one of them writing, with no path between
-/// them (a race). Flat schedules only.
+/// Throws std::logic_error naming the ops if a step buffer is used outside its Alloc..Free, never freed or freed twice,
+/// if Alloc or Free stand off the compute stream, or if two ops touch one buffer, one of them writing, with no path
+/// between them (a race). Flat schedules only.
 void validate(const Schedule& schedule, const ModelSpec& model);
 
 }  // namespace zeroplan

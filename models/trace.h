@@ -10,7 +10,8 @@ struct Span {
   Seconds start, end;
 };
 
-/// When each op of a flat schedule ran: ops[i] belongs to Schedule::ops()[i]. From estimate(), simulate() or an executor.
+/// When each op of a flat schedule ran: ops[i] belongs to Schedule::ops()[i]. From estimate(), simulate() or an
+/// executor.
 struct Trace {
   std::vector<Span> ops;
 };

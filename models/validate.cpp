@@ -1,5 +1,5 @@
-// Races, leaks and uses after free of a flat schedule, by vector clocks: one entry per stream, the last op of that stream
-// that happens before.
+// Races, leaks and uses after free of a flat schedule, by vector clocks: one entry per stream, the last op of that
+// stream that happens before.
 
 #include <fmt/format.h>
 
@@ -69,7 +69,8 @@ class Validator {
     const Work& work = schedule_.work(op);
     const bool alloc = std::holds_alternative<Alloc>(work);
     const bool free = std::holds_alternative<Free>(work);
-    if ((alloc || free) && op.stream != Stream::compute) fail("is allocated or freed off the compute stream", operand.buffer.index, i);
+    if ((alloc || free) && op.stream != Stream::compute)
+      fail("is allocated or freed off the compute stream", operand.buffer.index, i);
     if (buffer.lifetime == Lifetime::step) {
       if (alloc && state.allocated) fail("is allocated twice", operand.buffer.index, i);
       if (!alloc && !state.allocated) fail("is used outside its lifetime", operand.buffer.index, i);

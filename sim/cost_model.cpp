@@ -68,33 +68,49 @@ ResourceRole Demand::limit() const {
 }
 
 std::string_view to_string(ResourceRole role) {
-  static constexpr std::array<std::string_view, kNumRoles> names{
-      "sm", "hbm", "links", "network", "h2d", "d2h", "dram", "cpu", "nvme_read", "nvme_write"};
+  static constexpr std::array<std::string_view, kNumRoles> names{"sm",  "hbm",  "links", "network",   "h2d",
+                                                                 "d2h", "dram", "cpu",   "nvme_read", "nvme_write"};
   return names[static_cast<std::size_t>(role)];
 }
 
 std::string role_name(ResourceRole role, const MachineSpec& machine) {
   switch (role) {
-    case ResourceRole::sm: return "GPU arithmetic";
-    case ResourceRole::hbm: return "GPU memory bandwidth";
-    case ResourceRole::links: return machine.nvlink.base() > 0 ? "NVLink" : "PCIe between GPUs";
-    case ResourceRole::network: return "network";
-    case ResourceRole::h2d: return "PCIe to the GPU";
-    case ResourceRole::d2h: return "PCIe from the GPU";
-    case ResourceRole::dram: return "host memory bandwidth";
-    case ResourceRole::cpu: return "host cores";
-    case ResourceRole::nvme_read: return "NVMe read";
-    case ResourceRole::nvme_write: return "NVMe write";
+    case ResourceRole::sm:
+      return "GPU arithmetic";
+    case ResourceRole::hbm:
+      return "GPU memory bandwidth";
+    case ResourceRole::links:
+      return machine.nvlink.base() > 0 ? "NVLink" : "PCIe between GPUs";
+    case ResourceRole::network:
+      return "network";
+    case ResourceRole::h2d:
+      return "PCIe to the GPU";
+    case ResourceRole::d2h:
+      return "PCIe from the GPU";
+    case ResourceRole::dram:
+      return "host memory bandwidth";
+    case ResourceRole::cpu:
+      return "host cores";
+    case ResourceRole::nvme_read:
+      return "NVMe read";
+    case ResourceRole::nvme_write:
+      return "NVMe write";
   }
   return "";
 }
 
 struct MachineCostModel::Parts {
   Parts(const MachineSpec& m, int shard, DType type)
-      : machine(m), gpu(m.gpu), collectives(m, CollectiveSetting::in_step), host(m), links(host_links(m)), shard_ranks(shard) {
+      : machine(m),
+        gpu(m.gpu),
+        collectives(m, CollectiveSetting::in_step),
+        host(m),
+        links(host_links(m)),
+        shard_ranks(shard) {
     if (!gpu.supports(type)) {
-      throw InputError(fmt::format("--precision {}: {} has no {} matmul rate; expected another precision{}", to_string(type),
-                                   m.gpu.name, to_string(type), m.gpu.peak_fp16 ? " such as fp16" : ""));
+      throw InputError(fmt::format("--precision {}: {} has no {} matmul rate; expected another precision{}",
+                                   to_string(type), m.gpu.name, to_string(type),
+                                   m.gpu.peak_fp16 ? " such as fp16" : ""));
     }
     scale.fill(1);
   }
@@ -148,13 +164,14 @@ KernelCost attention(const GpuModel& gpu, const AttentionWork& a) {
     return a.backward ? gpu.attention_backward(a.shape, a.tokens.batch, a.tokens.seq_len, a.type)
                       : gpu.attention_forward(a.shape, a.tokens.batch, a.tokens.seq_len, a.type);
   }
-  // Fused kernels are 16-bit only: in fp32 two products with the scores in between, all of them (no causal half); backward
-  // is five products of the same size.
+  // Fused kernels are 16-bit only: in fp32 two products with the scores in between, all of them (no causal half);
+  // backward is five products of the same size.
   const std::int64_t s = a.tokens.seq_len, groups = a.tokens.batch * a.shape.heads;
   const KernelCost scores = gpu.grouped_gemm(groups, s, s, a.shape.qk_dim, DType::fp32);
   const KernelCost values = gpu.grouped_gemm(groups, s, a.shape.v_dim, s, DType::fp32);
   const double times = a.backward ? 2.5 : 1;
-  return {scores.latency + values.latency, times * (scores.sm_time + values.sm_time), times * (scores.hbm_time + values.hbm_time)};
+  return {scores.latency + values.latency, times * (scores.sm_time + values.sm_time),
+          times * (scores.hbm_time + values.hbm_time)};
 }
 
 }  // namespace
@@ -164,7 +181,9 @@ MachineCostModel::MachineCostModel(const MachineSpec& machine, int shard_ranks, 
 MachineCostModel::~MachineCostModel() = default;
 MachineCostModel::MachineCostModel(MachineCostModel&&) noexcept = default;
 
-void MachineCostModel::scale(ResourceRole role, double factor) { parts_->scale[static_cast<std::size_t>(role)] = factor; }
+void MachineCostModel::scale(ResourceRole role, double factor) {
+  parts_->scale[static_cast<std::size_t>(role)] = factor;
+}
 
 namespace {
 
@@ -179,8 +198,9 @@ Demand of_host(const Parts& p, const HostWork& work) {
 Demand of_compute(const Parts& p, const Compute& c, bool on_host) {
   return std::visit(overloaded{
                         [&](const Gemm& g) {
-                          return of_kernel(g.groups == 1 ? p.gpu.gemm(g.m, g.n, g.k, g.type, output_of(g))
-                                                         : p.gpu.grouped_gemm(g.groups, g.m, g.n, g.k, g.type, output_of(g)));
+                          return of_kernel(g.groups == 1
+                                               ? p.gpu.gemm(g.m, g.n, g.k, g.type, output_of(g))
+                                               : p.gpu.grouped_gemm(g.groups, g.m, g.n, g.k, g.type, output_of(g)));
                         },
                         [&](const AttentionWork& a) { return of_kernel(attention(p.gpu, a)); },
                         [&](const Pointwise& w) {

@@ -15,14 +15,14 @@ namespace zeroplan {
 
 /// What a work can keep busy, seen from one rank. The simulator maps roles to the resources of a Topology.
 enum class ResourceRole : std::uint8_t {
-  sm,          // the GPU's arithmetic
-  hbm,         // its memory
-  links,       // NVLink or PCIe between the GPUs of a node, as collectives use them
-  network,     // the node's NICs
-  h2d,         // the rank's PCIe, towards the GPU
+  sm,       // the GPU's arithmetic
+  hbm,      // its memory
+  links,    // NVLink or PCIe between the GPUs of a node, as collectives use them
+  network,  // the node's NICs
+  h2d,      // the rank's PCIe, towards the GPU
   d2h,
-  dram,        // host memory
-  cpu,         // the host's cores
+  dram,  // host memory
+  cpu,   // the host's cores
   nvme_read,
   nvme_write,
 };
@@ -31,9 +31,9 @@ std::string_view to_string(ResourceRole kind);
 /// "GPU arithmetic", "NVLink", ... for people; `links` is named by what the machine has.
 std::string role_name(ResourceRole kind, const MachineSpec& machine);
 
-/// A work's demand. `busy[r]` is how long resource r would need for it if nothing else ran on this rank, with every rank
-/// of the node at the same op (all ranks run the same schedule: what they share is divided evenly).
-/// Alone it takes latency + the longest of them: the roofline of a kernel and the slowest link of a transfer.
+/// A work's demand. `busy[r]` is how long resource r would need for it if nothing else ran on this rank, with every
+/// rank of the node at the same op (all ranks run the same schedule: what they share is divided evenly). Alone it takes
+/// latency + the longest of them: the roofline of a kernel and the slowest link of a transfer.
 struct Demand {
   Seconds latency;
   std::array<Seconds, kNumRoles> busy{};

@@ -107,7 +107,8 @@ std::vector<BufferId> live_after(const Schedule& schedule, std::uint32_t at_op, 
   for (std::uint32_t b = 0; b < alive.size(); ++b) {
     if (alive[b] && schedule.buffers()[b].memory == memory) live.push_back({b});
   }
-  std::stable_sort(live.begin(), live.end(), [&](BufferId a, BufferId b) { return schedule.buffer(a).size > schedule.buffer(b).size; });
+  std::stable_sort(live.begin(), live.end(),
+                   [&](BufferId a, BufferId b) { return schedule.buffer(a).size > schedule.buffer(b).size; });
   return live;
 }
 

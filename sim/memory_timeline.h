@@ -12,10 +12,10 @@ namespace zeroplan {
 using OwnerBytes = std::array<Bytes, kNumOwners>;
 
 struct MemoryPeak {
-  Bytes bytes;               // live, resident included
+  Bytes bytes;  // live, resident included
   Bytes resident;
-  std::uint32_t at_op = 0;   // index of the Alloc after which the peak stands first; 0 when nothing is allocated
-  OwnerBytes owners{};       // at the peak; sums to bytes
+  std::uint32_t at_op = 0;  // index of the Alloc after which the peak stands first; 0 when nothing is allocated
+  OwnerBytes owners{};      // at the peak; sums to bytes
 };
 
 class MemoryTimeline {
