@@ -31,7 +31,8 @@ void Emitter::optimizer() {
   join(-1);
 }
 
-// Sum of squares of every shard where it lies, then one small all-reduce: nothing is updated before.
+// Sum of squares of every shard where it lies, then one small all-reduce among the ranks that share one copy of the
+// states: nothing is updated before.
 OpRef Emitter::global_norm(OpRef after) {
   for_blocks(0, num_blocks() - 1, false, [&](int i) {
     const Block& b = block(i);
@@ -43,9 +44,10 @@ OpRef Emitter::global_norm(OpRef after) {
     add(b.host_gradient ? Stream::host : Stream::compute, i, work, {after}, {{final_gradient(b), Access::read}});
   });
   const OpRef summed = join(-1);
-  if (plan_.ranks == 1 || plan_.zero_stage == 0) return summed;
+  if (!sharded()) return summed;
+  // Every replica holds the whole gradient among its ranks: a sum over all ranks would count it once a replica.
   const WorkId scalar = shared(-1, kScalarReduce, [&] {
-    return Collective{CollectiveKind::all_reduce, Group::all, 1, 64, DType::fp32};
+    return Collective{CollectiveKind::all_reduce, Group::shard, 1, 64, DType::fp32};
   });
   return add(Stream::reduce, -1, scalar, {summed}, {{scalars_, Access::read_write}});
 }

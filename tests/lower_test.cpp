@@ -248,6 +248,31 @@ void check_many(std::uint64_t seed, std::int64_t cases) {
 
 }  // namespace
 
+TEST_CASE("The global norm is summed once over each copy of the states") {
+  Random random(3);
+  const ModelSpec model = random_model(random);
+  const auto groups = [&](int shard_ranks) {
+    Plan p;
+    p.ranks = 8;
+    p.shard_ranks = shard_ranks;
+    p.zero_stage = 2;
+    p.seq_len = 128;
+    p.reduce_each = ReduceEach::micro_step;
+    p.optimizer = p.parameters = Placement::all(Tier::hbm, static_cast<int>(model.sequence.size()));
+    check_plan(p, model, "test");
+    const Schedule schedule = lower(model, p, Folding::none);
+    std::vector<Group> found;
+    for (const Op& op : schedule.ops()) {
+      const auto* c = std::get_if<Collective>(&schedule.work(op));
+      if (c != nullptr && c->elements == 1) found.push_back(c->group);
+    }
+    return found;
+  };
+  CHECK(groups(8) == std::vector{Group::shard});
+  CHECK(groups(4) == std::vector{Group::shard});
+  CHECK(groups(1).empty());
+}
+
 TEST_CASE("2000 random schedules validate and fold exactly and move the bytes they claim") { check_many(1, 2000); }
 TEST_CASE("100000 random schedules validate and fold exactly and move the bytes they claim", "[.slow]") {
   check_many(2, slow_cases(100'000));
