@@ -36,5 +36,25 @@ TEST_CASE("States that go back to the GPU make room for their gradients too") {
   CHECK(fits(found->prediction, request.margin));
 }
 
+TEST_CASE("a disk that would help is named with the offload that uses it") {
+  Request request = request_of("13B", "8xA100-80G");
+  set_host_memory(request.machine, 96_GiB);
+  request.constraints.stages = {3};
+  request.constraints.offload = Offload{OffloadWhat::optimizer, Tier::host};
+  request.constraints.recompute = Recompute::full;
+  request.constraints.micro_batch = 1;
+  const Answer answer = search(request);
+  REQUIRE(answer.shortfall.has_value());
+  const auto& changes = answer.shortfall->changes;
+  const auto disk = std::find_if(changes.begin(), changes.end(),
+                                 [](const Shortfall::Change& c) { return c.flag.find("--nvme") != std::string::npos; });
+  REQUIRE(disk != changes.end());
+  CHECK(disk->flag == "--nvme 1x1TB --offload optimizer:nvme");
+  // Followed, it fits.
+  set_nvme(request.machine, "1x1TB");
+  request.constraints.offload->to = Tier::nvme;
+  CHECK(search(request).feasible);
+}
+
 }  // namespace
 }  // namespace zeroplan
