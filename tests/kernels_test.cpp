@@ -600,6 +600,15 @@ TEST_CASE("Rotary keeps lengths and turns scores by distance only; Llama 3 scali
   CHECK(y[16] == x[16]);  // v is not turned
 }
 
+TEST_CASE("A row of the embedding's gradient is summed in token order") {
+  ThreadPool pool(1);
+  const std::vector<std::int32_t> ids = {1, 1, 1};
+  const std::vector<float> dy = {1.0f, 1e8f, -1e8f};  // (1 + 1e8) - 1e8 = 0 in fp32; any other order gives 1
+  std::vector<float> table(2, 5.0f);
+  embedding_backward<float, float>(ids, 3, 1, dy, {table, true}, {}, pool);
+  CHECK(table == std::vector<float>{5, 5});
+}
+
 TEST_CASE("Embedding refuses ids outside the vocabulary") {
   ThreadPool pool(1);
   EmbeddingKernel kernel;
@@ -739,20 +748,26 @@ TEST_CASE("An exact sum does not depend on order, and adds through a plain fp32 
 TEST_CASE("The gradient norm has the same bits however the gradient is sharded") {
   ThreadPool one(1), three(3);
   std::mt19937 random(3);
-  std::vector<Bf16> gradient(128 * 60);
-  for (Bf16& g : gradient)
-    g = narrow<Bf16>(std::ldexp(static_cast<float>(random() % 512) - 256, static_cast<int>(random() % 40) - 30));
-  const auto norm = [&](std::size_t shards, ThreadPool& pool) {
+  // 24-bit values over many exponents: sums of their squares round, so another grouping would show.
+  std::vector<float> gradient(64 * 600);
+  for (float& g : gradient) {
+    g = std::ldexp(static_cast<float>(random() % (1u << 24)) - 0x1p23f, static_cast<int>(random() % 12) - 40);
+  }
+  const auto digits = [&](std::size_t shards, ThreadPool& pool) {
     ExactSum sum;
     const std::size_t each = gradient.size() / shards;
-    for (std::size_t s = shards; s-- > 0;) sum_of_squares<Bf16>(std::span(gradient).subspan(s * each, each), sum, pool);
-    return sum.value();
+    for (std::size_t s = shards; s-- > 0;) {
+      sum_of_squares<float>(std::span(gradient).subspan(s * each, each), sum, pool);
+    }
+    std::array<float, ExactSum::kDigits> all{};
+    sum.to_digits(all);  // finer than value()
+    return all;
   };
-  const double whole = norm(1, one);
-  for (const std::size_t shards : {2u, 3u, 4u, 5u, 12u, 60u}) CHECK(norm(shards, three) == whole);
+  const auto whole = digits(1, one);
+  for (const std::size_t shards : {1u, 2u, 3u, 4u, 5u, 12u, 60u, 600u}) CHECK(digits(shards, three) == whole);
   double plain = 0;
-  for (const Bf16 g : gradient) plain += static_cast<double>(widen(g)) * widen(g);
-  CHECK_THAT(whole, WithinRel(plain, 1e-12));
+  for (const float g : gradient) plain += static_cast<double>(g) * g;
+  CHECK_THAT(ExactSum::from_digits(whole).value(), WithinRel(plain, 1e-12));
 }
 
 TEST_CASE("A pool covers every index once, hands exceptions on, and may be used from within") {
