@@ -116,7 +116,9 @@ class Writer {
       event(R"({{"ph":"{}","name":"after","cat":"edge","id":{},"pid":{},"tid":{},"ts":{}{}}})", phase, arrows_,
             kStreamsProcess, static_cast<int>(schedule_.ops()[op].stream), micros(time), more);
     };
-    end("s", from, trace_.ops[from].end, "");
+    // Readers bind an arrow to the slice that is open at its time: a nanosecond before the end.
+    const Span& source = trace_.ops[from];
+    end("s", from, std::max(source.start, source.end - Seconds(1e-9)), "");
     end("f", to, trace_.ops[to].start, R"(,"bp":"e")");
   }
 
