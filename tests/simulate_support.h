@@ -1,6 +1,7 @@
 #pragma once
 // What the simulator's tests share: schedules of given works, played by estimate() and simulate().
 
+#include <algorithm>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -30,7 +31,13 @@ class Script {
 struct Both {
   Estimate estimate;
   Simulation simulation;
-  double slower() const { return simulation.step / estimate.step; }
+  /// Every op as if alone: estimate()'s step may be longer, as it is no shorter than the busiest resource needs.
+  Seconds longest_path() const {
+    Seconds end;
+    for (const Span& span : estimate.trace.ops) end = std::max(end, span.end);
+    return end;
+  }
+  double slower() const { return simulation.step / longest_path(); }
 };
 
 inline Both play(const Schedule& schedule, const MachineSpec& machine, SimulateOptions options = {},
