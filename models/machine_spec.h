@@ -15,27 +15,27 @@
 namespace zeroplan {
 
 struct GpuSpec {
-  std::string name;                              // "A100-SXM4-80GB"
-  std::string vendor;                            // "NVIDIA"
-  std::string arch;                              // "Ampere"
-  std::string compute_capability;                // "8.0"; empty if unknown
-  Bytes memory;                                  // what a process can allocate before context and libraries
-  BytesPerSecond memory_bandwidth;               // spec sheet
-  std::optional<FlopsPerSecond> peak_bf16;       // dense
+  std::string name;                         // "A100-SXM4-80GB"
+  std::string vendor;                       // "NVIDIA"
+  std::string arch;                         // "Ampere"
+  std::string compute_capability;           // "8.0"; empty if unknown
+  Bytes memory;                             // what a process can allocate before context and libraries
+  BytesPerSecond memory_bandwidth;          // spec sheet
+  std::optional<FlopsPerSecond> peak_bf16;  // dense
   std::optional<FlopsPerSecond> peak_fp16;
-  std::optional<FlopsPerSecond> peak_fp32;       // tensor-core tf32 not counted
-  std::optional<FlopsPerSecond> measured_matmul; // best sustained 16-bit matmul measured on this GPU
+  std::optional<FlopsPerSecond> peak_fp32;        // tensor-core tf32 not counted
+  std::optional<FlopsPerSecond> measured_matmul;  // best sustained 16-bit matmul measured on this GPU
   std::optional<std::int64_t> num_sms;
-  BytesPerSecond nvlink;                         // all links of one GPU, one direction; 0: none
-  int nvlink_generation = 0;                     // 0: none or not NVIDIA
+  BytesPerSecond nvlink;      // all links of one GPU, one direction; 0: none
+  int nvlink_generation = 0;  // 0: none or not NVIDIA
   int nvlink_links = 0;
   int pcie_generation = 4;
-  BytesPerSecond pcie;                           // x16, one direction
+  BytesPerSecond pcie;  // x16, one direction
   std::optional<bool> p2p_over_pcie;
-  BytesPerSecond c2c;                            // NVLink-C2C of a superchip's CPU, one direction; 0: copies take PCIe
-  int gpus_per_c2c = 1;                          // GPUs that share it
+  BytesPerSecond c2c;    // NVLink-C2C of a superchip's CPU, one direction; 0: copies take PCIe
+  int gpus_per_c2c = 1;  // GPUs that share it
   std::vector<std::string> sources;
-  std::vector<std::string> recalled;             // fields known from memory only: printed as "recalled"
+  std::vector<std::string> recalled;  // fields known from memory only: printed as "recalled"
   friend bool operator==(const GpuSpec&, const GpuSpec&) = default;
 };
 
@@ -44,44 +44,44 @@ enum class Interconnect : std::uint8_t { nvswitch, nvlink_mesh, nvlink_pairs, pc
 std::string_view to_string(Interconnect value);
 
 struct NvmeSpec {
-  int drives = 0;                                // 0: no NVMe
-  Bytes capacity;                                // all drives of a node
-  BytesPerSecond read;                           // all drives of a node together
+  int drives = 0;       // 0: no NVMe
+  Bytes capacity;       // all drives of a node
+  BytesPerSecond read;  // all drives of a node together
   BytesPerSecond write;
   friend bool operator==(const NvmeSpec&, const NvmeSpec&) = default;
 };
 
 struct NetworkSpec {
-  int nics = 0;                                  // 0: unknown or none
-  BytesPerSecond bandwidth;                      // all NICs of a node together, one direction
-  std::string kind;                              // "EFA v2", "InfiniBand NDR"
-  bool gpudirect = false;                        // NICs read and write GPU memory; else copies pass through DRAM
+  int nics = 0;              // 0: unknown or none
+  BytesPerSecond bandwidth;  // all NICs of a node together, one direction
+  std::string kind;          // "EFA v2", "InfiniBand NDR"
+  bool gpudirect = false;    // NICs read and write GPU memory; else copies pass through DRAM
   friend bool operator==(const NetworkSpec&, const NetworkSpec&) = default;
 };
 
 struct PriceSpec {
-  double usd_per_hour = 0;                       // on demand, whole node
+  double usd_per_hour = 0;  // on demand, whole node
   std::string region, date, source;
   friend bool operator==(const PriceSpec&, const PriceSpec&) = default;
 };
 
 struct MachineSpec {
-  std::string name;                              // "p4de.24xlarge"
-  std::string provider;                          // "AWS"; "generic"; "user"
-  std::string kind;                              // "cloud", "on-prem", "on-prem template", "generic", "probed"
+  std::string name;      // "p4de.24xlarge"
+  std::string provider;  // "AWS"; "generic"; "user"
+  std::string kind;      // "cloud", "on-prem", "on-prem template", "generic", "probed"
   GpuSpec gpu;
-  int gpus_per_node = 1;                         // ranks per node
+  int gpus_per_node = 1;  // ranks per node
   int nodes = 1;
   Interconnect interconnect = Interconnect::single;
-  BytesPerSecond nvlink;                         // per GPU, one direction, as this node wires it; 0: none
+  BytesPerSecond nvlink;  // per GPU, one direction, as this node wires it; 0: none
   int gpus_per_pcie_switch = 1;
   int gpus_per_root_complex = 1;
   int sockets = 1;
-  BytesPerSecond socket_link;                    // GPU traffic between two sockets, one direction; 0 with one socket
-  int physical_cores = 0;                        // per node; 0: unknown
+  BytesPerSecond socket_link;  // GPU traffic between two sockets, one direction; 0 with one socket
+  int physical_cores = 0;      // per node; 0: unknown
   std::string cpu;
-  Bytes dram;                                    // per node, installed
-  BytesPerSecond dram_bandwidth;                 // per node, achievable read-modify-write
+  Bytes dram;                     // per node, installed
+  BytesPerSecond dram_bandwidth;  // per node, achievable read-modify-write
   NvmeSpec nvme;
   NetworkSpec network;
   std::optional<PriceSpec> price;
@@ -89,7 +89,7 @@ struct MachineSpec {
   bool host_device = false;
   std::vector<std::string> sources;
   std::vector<std::string> recalled;
-  std::vector<Assumption> assumptions;           // null fields filled from node_defaults.json
+  std::vector<Assumption> assumptions;  // null fields filled from node_defaults.json
 
   int ranks() const { return gpus_per_node * nodes; }
   friend bool operator==(const MachineSpec&, const MachineSpec&) = default;
@@ -104,16 +104,16 @@ std::string write_machine(const MachineSpec& machine);
 
 /// The text of `--gpus`: "4xA100-80G", "8xH100", "2x3090-24G", any case, "a100_80gb".
 struct GpuRequest {
-  int count = 0;            // per node
-  std::string gpu;          // canonical catalog name
+  int count = 0;    // per node
+  std::string gpu;  // canonical catalog name
 };
 /// Throws InputError on a count below 1, an unknown or ambiguous name (nearest ones listed) or a label that is not the
 /// GPU's memory.
 GpuRequest parse_gpu_request(std::string_view text);
 
-/// The machine that `--gpus`/`--machine` means (spec section 3, Defaults): the cheapest on-demand priced catalog node with
-/// exactly that GPU and count and a known DRAM size; else an on-premise entry; else a generic node. A count above the
-/// largest node of that GPU is refused with the `--nodes` spelling. Every default taken is in `assumptions`.
+/// The machine that `--gpus`/`--machine` means (spec section 3, Defaults): the cheapest on-demand priced catalog node
+/// with exactly that GPU and count and a known DRAM size; else an on-premise entry; else a generic node. A count above
+/// the largest node of that GPU is refused with the `--nodes` spelling. Every default taken is in `assumptions`.
 MachineSpec machine_for(const GpuRequest& request, int nodes);
 /// Sets the number of nodes. Several nodes without a known network get the default one, as an assumption.
 /// Throws InputError when `nodes` is not in [1, 65536].
@@ -123,8 +123,8 @@ MachineSpec find_machine(const std::string& name_or_path);
 
 /// `--host-memory`: replaces the installed memory of a node and the assumption about it.
 void set_host_memory(MachineSpec& machine, Bytes dram);
-/// `--nvme`: replaces the drives of a node and the assumptions about them; a rate that the text leaves out is a new one.
-/// Throws InputError as parse_nvme().
+/// `--nvme`: replaces the drives of a node and the assumptions about them; a rate that the text leaves out is a new
+/// one. Throws InputError as parse_nvme().
 void set_nvme(MachineSpec& machine, std::string_view text);
 /// `--nvme 4x2TB[@6.5GB/s]`: drives x capacity [@ read rate a drive]; the write rate is half of a given read rate.
 NvmeSpec parse_nvme(std::string_view text);

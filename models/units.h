@@ -59,7 +59,9 @@ using Flops = Quantity<0, 1, 0>;
 using FlopsPerSecond = Quantity<0, 1, -1>;
 
 template <class A, class B>
-concept Addable = requires(A a, B b) { a + b; };
+concept Addable = requires(A a, B b) {
+  a + b;
+};
 static_assert(std::is_same_v<decltype(Bytes{} / BytesPerSecond{}), Seconds>);
 static_assert(!Addable<Bytes, Seconds> && !std::is_convertible_v<double, Bytes>);
 
@@ -77,9 +79,7 @@ constexpr Bytes operator""_GiB(unsigned long long v) { return Bytes(static_cast<
 constexpr Bytes operator""_GiB(long double v) { return Bytes(static_cast<double>(v) * kGiB); }
 constexpr Bytes operator""_GB(unsigned long long v) { return Bytes(static_cast<double>(v) * kGB); }
 constexpr BytesPerSecond operator""_GBps(long double v) { return BytesPerSecond(static_cast<double>(v) * 1e9); }
-constexpr BytesPerSecond operator""_GBps(unsigned long long v) {
-  return BytesPerSecond(static_cast<double>(v) * 1e9);
-}
+constexpr BytesPerSecond operator""_GBps(unsigned long long v) { return BytesPerSecond(static_cast<double>(v) * 1e9); }
 constexpr FlopsPerSecond operator""_TFLOPS(long double v) { return FlopsPerSecond(static_cast<double>(v) * 1e12); }
 constexpr Seconds operator""_us(long double v) { return Seconds(static_cast<double>(v) * 1e-6); }
 constexpr Seconds operator""_ms(long double v) { return Seconds(static_cast<double>(v) * 1e-3); }
@@ -107,9 +107,7 @@ constexpr int size_of(DType type) {
 }
 
 /// The one place where elements become bytes.
-constexpr Bytes bytes_of(std::int64_t count, DType type) {
-  return Bytes(static_cast<double>(count) * size_of(type));
-}
+constexpr Bytes bytes_of(std::int64_t count, DType type) { return Bytes(static_cast<double>(count) * size_of(type)); }
 
 /// "bf16", "fp16", "fp32", ...
 std::string_view to_string(DType type);

@@ -169,11 +169,25 @@ void Emitter::forward_block(int i) {
 BufferId Emitter::gradient_of(int i) {
   Block& b = block(i);
   if (b.layout.padded == 0) return {};
-  if (b.resident_gradient) return b.gradient;
+  if (b.resident_gradient) {
+    if (micro_step_ == 0) clear_table(i, b.gradient);
+    return b.gradient;
+  }
   const BufferId id = declare(BufferRole::gradient, Memory::hbm, Owner::gradients, Lifetime::step, i, -1,
                               bytes_of(b.layout.padded, plan_.precision.gradients));
   alloc_one(i, id);
+  clear_table(i, id);
   return id;
+}
+
+// Embeddings add to the rows of the tokens they saw; the other rows must be zero.
+void Emitter::clear_table(int i, BufferId gradient) {
+  const Block& b = block(i);
+  if (b.role != BlockRole::embedding) return;
+  const WorkId zero = shared(b.kind, kGradientZero, [&] {
+    return Compute{-1, kZero, Pass::backward, Pointwise{builder_.buffer(gradient).size}};
+  });
+  add(Stream::compute, i, zero, {}, {{gradient, Access::write}});
 }
 
 void Emitter::backward_block(int i) {

@@ -53,6 +53,7 @@ class Emitter {
     kUpdateGather,
     kScalarReduce,
     kMemoryZero,
+    kGradientZero,
     kFeatureLoss,
   };
 
@@ -253,6 +254,7 @@ class Emitter {
   void backward_block(int i);
   /// Where backward writes the block's weight gradient.
   BufferId gradient_of(int i);
+  void clear_table(int i, BufferId gradient);
   /// The encoder output's gradient; set to zero when first asked for.
   BufferId memory_gradient(int i);
   /// Hands that gradient to the encoder's last layer.

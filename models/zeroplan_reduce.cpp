@@ -42,7 +42,7 @@ void Emitter::reduce_in_place(int i, Block& b) {
 
 OpRef Emitter::all_reduce(int i, const Block& b, Group group, Operand operand, std::int64_t padded, DType type,
                           OpRef after) {
-  const WorkId work = shared(b.kind, group == Group::all ? kAllReduce : kReplicaReduce, [&] {
+  const WorkId work = shared(b.kind, (group == Group::all ? kAllReduce : kReplicaReduce) + where(b), [&] {
     const std::int64_t parts = b.layout.padded / padded;
     const std::int64_t elements = (b.layout.parameters + parts - 1) / parts;
     return Collective{CollectiveKind::all_reduce, group, elements, padded, type};
@@ -79,11 +79,16 @@ void Emitter::reduce_shard(int i, Block& b, BufferId gradient) {
       pending_.buffers.push_back(reduced);
     }
     done = reduce_scatter(i, b, {gradient, Access::read}, reduced, p.gradients, done);
-    if (plan_.replicas() > 1)
+    // Sums that lie on the host cross replicas before they go down, each micro-step; others once a step, below.
+    if (plan_.replicas() > 1 && b.host_gradient) {
       done = all_reduce(i, b, Group::replica, {reduced, Access::read_write}, n, p.gradients, done);
+    }
   }
   if (reduced.index != b.gradient_shard.index) {
     done = b.host_gradient ? sum_on_host(i, b, reduced, done) : sum_on_device(i, b, reduced, done);
+  }
+  if (sharded() && plan_.replicas() > 1 && !b.host_gradient && last_micro_step()) {
+    done = all_reduce(i, b, Group::replica, {b.gradient_shard, Access::read_write}, n, p.accumulation, done);
   }
   pending_.done = done;
   // Without a global norm to wait for, the update starts as soon as the gradient is there.

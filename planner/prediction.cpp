@@ -119,6 +119,33 @@ std::string limit_text(const Prediction& p, const MachineSpec& machine) {
                      std::min(share, 100.0));
 }
 
+/// Streams overlap, but one resource does not do two things at once: the step is no shorter than the busiest resource
+/// needs. What is added is waiting for it.
+void no_less_than_busiest(Estimate& e) {
+  const auto busiest = std::max_element(e.role_busy.begin(), e.role_busy.end());
+  const Seconds more = *busiest - e.step;
+  if (more <= Seconds()) return;
+  e.step = *busiest;
+  switch (static_cast<ResourceRole>(busiest - e.role_busy.begin())) {
+    case ResourceRole::sm:
+    case ResourceRole::hbm:
+      e.breakdown.compute += more;
+      return;
+    case ResourceRole::links:
+    case ResourceRole::network:
+      e.breakdown.exposed_communication += more;
+      return;
+    case ResourceRole::h2d:
+    case ResourceRole::d2h:
+    case ResourceRole::dram:
+    case ResourceRole::cpu:
+    case ResourceRole::nvme_read:
+    case ResourceRole::nvme_write:
+      e.breakdown.exposed_offload += more;
+      return;
+  }
+}
+
 void put(TierMemory& tier, std::string_view owner, Bytes bytes) {
   if (bytes == Bytes()) return;
   tier.breakdown.emplace_back(owner, bytes);
@@ -205,13 +232,16 @@ Prediction Predictor::predict(const Plan& plan, Detail detail) {
   State& s = *state_;
   const MachineCostModel& cost = s.cost(plan);
   const Schedule schedule = s.lowering.zeroplan(plan, Folding::layers);
-  const Estimate estimate = s.estimator.run(schedule, demands(schedule, cost));
+  Estimate estimate = s.estimator.run(schedule, demands(schedule, cost));
+  const Seconds kernels = estimate.breakdown.compute;
+  no_less_than_busiest(estimate);
   const MemoryTimeline memory(schedule);
   const Totals sum = totals(schedule);
 
   Prediction p;
   p.step = estimate.step;
   p.time = estimate.breakdown;
+  p.kernels = kernels;
   p.busy = estimate.role_busy;
   p.traffic = sum.traffic;
   const double tokens = static_cast<double>(plan.global_batch()) * static_cast<double>(plan.seq_len);
@@ -266,9 +296,10 @@ Seconds Predictor::step_with(const Plan& plan, ResourceRole role, double factor)
   MachineCostModel& cost = s.cost(plan);
   const Schedule schedule = s.lowering.zeroplan(plan, Folding::layers);
   cost.scale(role, factor);
-  const Seconds step = s.estimator.run(schedule, demands(schedule, cost)).step;
+  Estimate estimate = s.estimator.run(schedule, demands(schedule, cost));
+  no_less_than_busiest(estimate);
   cost.scale(role, 1);
-  return step;
+  return estimate.step;
 }
 
 std::vector<Assumption> Predictor::assumptions(const Plan& plan) const {

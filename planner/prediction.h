@@ -43,6 +43,7 @@ struct Prediction {
   TierMemory gpu;
   std::optional<TierMemory> host, nvme;  // absent when unused
   TimeBreakdown time;
+  Seconds kernels;  // forward and backward kernels one after the other: no placement is faster
   Traffic traffic;
   std::array<Seconds, kNumRoles> busy{};  // by resource, whole step
   std::string limited_by;                 // "GPU arithmetic: 87 % of the step"

@@ -84,6 +84,12 @@ Answer search(const Request& request) {
   answer.request.seq_len = workload.seq_len;
   answer.request.global_batch = workload.global_batch;
   for (const std::string& w : request.model.warnings) answer.warnings.push_back(w);
+  for (const Assumption& a : request.machine.assumptions) {
+    if (a.what != "network of a node") continue;
+    answer.warnings.push_back(
+        "the network between nodes is only a default, " + a.value +
+        " a node: step times of several nodes hang on it; state yours in a machine.json (--machine)");
+  }
 
   Searcher searcher(answer.request, workload);
   if (request.per_stage) {

@@ -55,8 +55,9 @@ Workload workload_of(const Request& request, std::vector<Assumption>& assumption
 }
 
 std::vector<int> stages_of(const Request& request) {
-  std::vector<int> stages =
-      request.constraints.stages.empty() ? std::vector<int>{0, 1, 2, 3} : request.constraints.stages;
+  std::vector<int> stages = request.constraints.stages;
+  // One rank has nothing to shard: stages 1 to 3 are one plan, and stage 3 may offload the most.
+  if (stages.empty()) stages = request.machine.ranks() == 1 ? std::vector<int>{0, 3} : std::vector<int>{0, 1, 2, 3};
   std::sort(stages.begin(), stages.end());
   stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
   return stages;

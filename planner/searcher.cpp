@@ -198,13 +198,15 @@ Searcher::Fit Searcher::try_choice(const Choice& choice) {
   // Sound: compute runs these kernels one after the other whatever the placement.
   if (known != kernel_seconds_.end() && known->second * (1 - 1e-9) > cut()) return Fit::no;
   const bool offloads = choice.offload.optimizer != Tier::hbm;
-  if (offloads && choice.offload.optimizer == Tier::nvme && !choice.offload.whole) {
+  // For least GPU memory everything that may leave leaves; otherwise what fits comes back.
+  const bool spreads = offloads && !choice.offload.whole && request_.objective != Objective::memory;
+  if (spreads && choice.offload.optimizer == Tier::nvme) {
     plan.optimizer = Placement::all(Tier::host, plan.optimizer.total());
   }
   Prediction p = evaluate(plan);
-  kernel_seconds_.try_emplace(key, p.time.compute.base());
+  kernel_seconds_.try_emplace(key, p.kernels.base());
   if (p.gpu.peak > gpu_budget()) return Fit::gpu_full;
-  if (offloads && !choice.offload.whole) {
+  if (spreads) {
     if (!spread(plan, choice.offload, p)) return Fit::no;
     p = evaluate(plan);
   }

@@ -9,6 +9,7 @@
 #include "models/overloaded.h"
 #include "sim/collective_model.h"
 #include "sim/gpu_model.h"
+#include "sim/host_fractions.h"
 #include "sim/host_model.h"
 #include "sim/topology.h"
 
@@ -48,8 +49,8 @@ HostLinks host_links(const MachineSpec& machine) {
   const int ranks = machine.gpus_per_node;
   const auto per_byte = [&](BytesPerSecond rate) { return rate.base() > 0 ? ranks / rate.base() : 0.0; };
   links.dram = per_byte(machine.dram_bandwidth);
-  links.nvme_read = per_byte(machine.nvme.read);
-  links.nvme_write = per_byte(machine.nvme.write);
+  links.nvme_read = per_byte(kDiskFraction * machine.nvme.read);
+  links.nvme_write = per_byte(kDiskFraction * machine.nvme.write);
   if (machine.host_device) return links;  // "device" memory is host memory: a copy only reads and writes DRAM
   MachineSpec node = machine;
   node.nodes = 1;
@@ -268,17 +269,22 @@ std::vector<Assumption> MachineCostModel::assumptions() const {
   for (const Assumption& a : parts_->host.assumptions()) all.push_back(a);
   const auto more = parts_->collectives.assumptions();
   if (parts_->machine.ranks() > 1) all.insert(all.end(), more.begin(), more.end());
+  if (parts_->links.h2d > 0 && parts_->machine.gpus_per_node > 1) {
+    all.push_back({"host copies, all GPUs of a node at once",
+                   format_rate(BytesPerSecond(1 / parts_->links.h2d)) + " a GPU",
+                   "the PCIe links and switch uplinks that they share"});
+  }
   return all;
 }
 
 Bytes MachineCostModel::communicator_memory() const {
-  if (parts_->machine.ranks() == 1) return {};
-  Bytes total = zeroplan::communicator_memory(parts_->machine, parts_->collectives.all()).bytes;
-  if (parts_->shard_ranks > 1 && parts_->shard_ranks < parts_->machine.ranks()) {
-    total += zeroplan::communicator_memory(parts_->machine, parts_->group(Group::shard)).bytes;
-    total += zeroplan::communicator_memory(parts_->machine, parts_->group(Group::replica)).bytes;
-  }
-  return total;
+  const int ranks = parts_->machine.ranks(), shard = parts_->shard_ranks;
+  if (ranks == 1) return {};
+  const auto memory = [&](Group which) {
+    return zeroplan::communicator_memory(parts_->machine, parts_->group(which)).bytes;
+  };
+  if (shard == 1 || shard == ranks) return memory(Group::all);
+  return memory(Group::shard) + memory(Group::replica);
 }
 
 }  // namespace zeroplan

@@ -12,8 +12,8 @@ namespace {
 constexpr double kNever = -1e300;
 /// Two advances from iteration to iteration are equal when they differ by less than this part of the time reached.
 constexpr double kSteadyTolerance = 1e-14;
-/// Predecessors that end within this part of the time reached end together: the first one named is waited for. So rounding
-/// does not decide whom a wait is blamed on.
+/// Predecessors that end within this part of the time reached end together: the first one named is waited for. So
+/// rounding does not decide whom a wait is blamed on.
 constexpr double kTieTolerance = 1e-13;
 
 enum class Blame : std::uint8_t { compute, communication, offload, optimizer, idle };
@@ -23,14 +23,18 @@ using Sums = std::array<double, kNumBlames>;
 Blame blame_of(const Op& op, const Work& work) {
   const bool updates = op.phase == Phase::optimizer || std::holds_alternative<AdamStep>(work);
   switch (op.stream) {
-    case Stream::compute: return updates ? Blame::optimizer : Blame::compute;
-    case Stream::host: return updates ? Blame::optimizer : Blame::offload;
+    case Stream::compute:
+      return updates ? Blame::optimizer : Blame::compute;
+    case Stream::host:
+      return updates ? Blame::optimizer : Blame::offload;
     case Stream::gather:
-    case Stream::reduce: return Blame::communication;
+    case Stream::reduce:
+      return Blame::communication;
     case Stream::h2d:
     case Stream::d2h:
     case Stream::nvme_read:
-    case Stream::nvme_write: return Blame::offload;
+    case Stream::nvme_write:
+      return Blame::offload;
   }
   return Blame::idle;
 }
@@ -61,7 +65,9 @@ class Estimator::Player {
   }
 
  private:
-  double value(OpRef ref) const { return ref.none() ? kNever : ref.carried() ? carried_[ref.index()] : end_[ref.index()]; }
+  double value(OpRef ref) const {
+    return ref.none() ? kNever : ref.carried() ? carried_[ref.index()] : end_[ref.index()];
+  }
 
   void play(std::uint32_t begin, std::uint32_t end, std::size_t& next_repeat) {
     const auto repeats = schedule_->repeats();
@@ -218,8 +224,8 @@ class Estimator::Player {
     return op != OpRef::kNone && op >= r.begin;
   }
 
-  /// Every stream that the block uses advances by the same time: max-plus maps commute with a shift of all inputs, so every
-  /// further iteration is a copy of this one. (Inputs from before the block only fall further behind.)
+  /// Every stream that the block uses advances by the same time: max-plus maps commute with a shift of all inputs, so
+  /// every further iteration is a copy of this one. (Inputs from before the block only fall further behind.)
   bool uniform(const Repeat& r, const State& now, const State& advance, const State& before) const {
     const double tol = tolerance(now);
     if (!equal(advance, before, tol)) return false;
@@ -238,9 +244,9 @@ class Estimator::Player {
     return true;
   }
 
-  /// Streams may advance at different rates. Steady when all state advanced as in the iteration before and, op by op, the
-  /// winner of this iteration still wins `left` iterations later if everybody keeps its rate. Then rates do keep, by
-  /// induction over ops.
+  /// Streams may advance at different rates. Steady when all state advanced as in the iteration before and, op by op,
+  /// the winner of this iteration still wins `left` iterations later if everybody keeps its rate. Then rates do keep,
+  /// by induction over ops.
   bool steady(const Repeat& r, const State& now, const State& advance, const State& before, std::int64_t left) const {
     const double tol = tolerance(now);
     if (!equal(advance, before, tol)) return false;
@@ -279,7 +285,8 @@ class Estimator::Player {
     const Repeat& r = repeats[index];
     const auto n = static_cast<double>(left);
     for (std::size_t s = 0; s < kNumStreams; ++s) stream_end_[s] = now.streams[s] + n * advance.streams[s];
-    for (std::uint32_t k = 0; k < r.num_carried; ++k) carried_[r.first_carried + k] = now.carried[k] + n * advance.carried[k];
+    for (std::uint32_t k = 0; k < r.num_carried; ++k)
+      carried_[r.first_carried + k] = now.carried[k] + n * advance.carried[k];
     // Ops of blocks further inside know their advance from layer to layer, not from micro-step to micro-step; there all
     // that the block touches advances together, the values carried inside too.
     for (std::uint32_t i = r.begin; i < r.end; ++i) {
@@ -300,7 +307,8 @@ class Estimator::Player {
     const auto n = static_cast<double>(left);
     for (std::size_t s = 0; s < kNumBlames; ++s) {
       const double growth = gained[s] - gained_before[s];
-      sums_[s] += n * gained[s] + (std::abs(growth) > kSteadyTolerance * std::abs(gained[s]) ? growth * n * (n + 1) / 2 : 0);
+      sums_[s] +=
+          n * gained[s] + (std::abs(growth) > kSteadyTolerance * std::abs(gained[s]) ? growth * n * (n + 1) / 2 : 0);
     }
   }
 
@@ -310,7 +318,8 @@ class Estimator::Player {
     for (double t : stream_end_) step = std::max(step, t);
     e.step = Seconds(step);
     const auto sum = [&](Blame b) { return Seconds(sums_[static_cast<std::size_t>(b)]); };
-    e.breakdown = {sum(Blame::compute), sum(Blame::communication), sum(Blame::offload), sum(Blame::optimizer), sum(Blame::idle)};
+    e.breakdown = {sum(Blame::compute), sum(Blame::communication), sum(Blame::offload), sum(Blame::optimizer),
+                   sum(Blame::idle)};
     const auto times = schedule_->multiplicities();
     for (std::size_t i = 0; i < times.size(); ++i) {
       const Op& op = schedule_->ops()[i];
@@ -326,17 +335,17 @@ class Estimator::Player {
   }
 
   const Schedule* schedule_ = nullptr;
-  std::vector<double> alone_;      // by work
-  std::vector<double> end_;        // by op, this iteration
-  std::vector<double> advance_;    // by op: end minus the end one iteration before
+  std::vector<double> alone_;    // by work
+  std::vector<double> end_;      // by op, this iteration
+  std::vector<double> advance_;  // by op: end minus the end one iteration before
   std::vector<double> start_;
   std::vector<double> carried_;
   std::vector<Cause> carried_cause_;
   std::vector<double> scratch_;
   std::vector<Cause> scratch_causes_;
   std::vector<std::uint8_t> blame_;
-  std::vector<OpRef> winner_;      // by op: the predecessor that set its start
-  bool changed_ = false;           // a winner or a blame is another one than in the iteration before
+  std::vector<OpRef> winner_;  // by op: the predecessor that set its start
+  bool changed_ = false;       // a winner or a blame is another one than in the iteration before
   std::array<double, kNumStreams> stream_end_{};
   Sums sums_{};
   bool with_trace_ = false;

@@ -1,5 +1,7 @@
 #include "sim/host_model.h"
 
+#include "sim/host_fractions.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,16 +14,8 @@ namespace {
 /// and 22.4 each of two (perf-anchors.md section 10); 20.4 alone, 16.8 each of two, 14.6 each of four
 /// (docs/measurements/h200, 2026-11-30). Bounds only few cores: sixteen are bounded by memory.
 constexpr BytesPerSecond kCoreBandwidth = 20.0_GBps;
-/// Pinned copies over the lane rate. Gen5: 55.4 of 63 GB/s both ways on an H200 (docs/measurements/h200); Gen4: 26
-/// of 31.5 on an A100 (links.json).
-constexpr double kPcieFractionGen5 = 0.88, kPcieFractionGen4 = 0.825;
-/// Each direction when both are busy: 50.8 of 63 GB/s on an H200 (docs/measurements/h200); 18.5 to 19.6 of 31.5 on an
-/// A100 (nccl.md section 9).
-constexpr double kPcieDuplexGen5 = 0.806, kPcieDuplexGen4 = 0.605;
 /// Start of one copy: 2.6 to 2.7 us to the GPU, 1.4 to 1.9 us from it, 64 KiB to 4 MiB (docs/measurements/h200).
 constexpr Seconds kCopyLatency = 2.5_us;
-/// Disk rate of the engine over the given rate: goal R12 of perf-anchors.md, 0.90 of fio at the same mix; not measured.
-constexpr double kDiskFraction = 0.90;
 /// Cores where the machine does not say: what two sockets of a cloud GPU node have (p4d: 48).
 constexpr double kAssumedCoresPerGpu = 6;
 
@@ -35,11 +29,11 @@ Bytes adam_traffic(const AdamTypes& types) {
 
 HostModel::HostModel(const MachineSpec& machine)
     : dram_(machine.dram_bandwidth),
-      pcie_(machine.gpu.pcie * (machine.gpu.pcie_generation >= 5 ? kPcieFractionGen5 : kPcieFractionGen4)),
+      pcie_(machine.gpu.pcie * pcie_fraction(machine.gpu.pcie_generation)),
       nvme_read_(machine.nvme.read * kDiskFraction),
       nvme_write_(machine.nvme.write * kDiskFraction),
       pcie_generation_(machine.gpu.pcie_generation) {
-  pcie_total_ = machine.gpu.pcie * (2 * (pcie_generation_ >= 5 ? kPcieDuplexGen5 : kPcieDuplexGen4));
+  pcie_total_ = machine.gpu.pcie * (2 * pcie_duplex_fraction(pcie_generation_));
   cores_assumed_ = machine.physical_cores <= 0;
   cores_ = cores_assumed_ ? kAssumedCoresPerGpu * machine.gpus_per_node : machine.physical_cores;
 }
@@ -84,8 +78,8 @@ std::vector<Assumption> HostModel::assumptions() const {
   list.push_back({"pinned copies",
                   fmt::format("{:.4g} GB/s one way, {:.4g} GB/s each with both busy", pcie_.base() / 1e9,
                               pcie_total_.base() / 2e9),
-                  pcie_generation_ >= 5 ? "0.88 and 0.81 of x16, measured on an H200"
-                                        : "0.825 and 0.605 of x16, measured on an A100"});
+                  pcie_generation_ >= kFirstGen5 ? "0.88 and 0.81 of x16, measured on an H200"
+                                                 : "0.825 and 0.605 of x16, measured on an A100"});
   if (nvme_read_ > BytesPerSecond())
     list.push_back({"disks", fmt::format("{:.2f} of the given rates; mixed reads and writes share them", kDiskFraction),
                     "goal R12, not measured"});

@@ -6,17 +6,11 @@
 #include <array>
 
 #include "models/error.h"
+#include "sim/host_fractions.h"
 
 namespace zeroplan {
 namespace {
 
-// Achievable part of a PCIe link's nominal rate, one direction: 55.4 of 63 GB/s measured on an H200, 26 of 31.5 on an
-// A100 (models/catalog/node_defaults.json's data set, links pcie4-x16 and pcie5-x16).
-constexpr double kPcieFraction = 0.86;
-// Both directions at once, each, of nominal: 19 of 31.5 GB/s on A100 (Gen4), 51 of 63 on H200 (Gen5), same sources.
-constexpr double kPcieDuplexFractionGen4 = 0.60;
-constexpr double kPcieDuplexFractionGen5 = 0.81;
-constexpr int kFirstBetterDuplexGeneration = 5;
 // NVLink-C2C: 350 of 450 GB/s in one direction (GB200, local memory). Both directions at once shared 346 GB/s (GB300,
 // 175 + 171; links nvlink-c2c-gb200): together they carry what one carries alone.
 constexpr double kC2cFraction = 350.0 / 450.0;
@@ -81,10 +75,9 @@ class Builder {
   /// A wire of the GPU's PCIe rate; `there` leads towards the host.
   Duplex pcie_link(const std::string& name) {
     const double nominal = machine_.gpu.pcie.base();
-    const double fraction = machine_.gpu.pcie_generation >= kFirstBetterDuplexGeneration ? kPcieDuplexFractionGen5
-                                                                                         : kPcieDuplexFractionGen4;
+    const double fraction = pcie_duplex_fraction(machine_.gpu.pcie_generation);
     Duplex link;
-    link.width = nominal * kPcieFraction;
+    link.width = nominal * pcie_fraction(machine_.gpu.pcie_generation);
     link.there = resource(name + " to host", ResourceKind::pcie, link.width);
     link.back = resource(name + " from host", ResourceKind::pcie, link.width);
     link.both = resource(name + " both ways", ResourceKind::pcie_duplex, 2 * nominal * fraction);
@@ -257,8 +250,8 @@ class Builder {
   /// Drives are spread over the sockets; their own PCIe links are wider than they are.
   void add_nvme() {
     if (machine_.nvme.drives == 0) return;
-    const double read = machine_.nvme.read.base();
-    const double write = machine_.nvme.write.base();
+    const double read = kDiskFraction * machine_.nvme.read.base();
+    const double write = kDiskFraction * machine_.nvme.write.base();
     graph_.nvme_read = resource("nvme read", ResourceKind::nvme_read, read);
     graph_.nvme_write = resource("nvme write", ResourceKind::nvme_write, write);
     graph_.nvmes.push_back(vertex("NVMe", true));

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "sim/host_fractions.h"
+
 namespace zeroplan {
 namespace {
 
@@ -49,7 +51,7 @@ RankCosts::RankCosts(const MachineSpec& machine)
   resources_.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(per_node));
   for (Resource& resource : resources_) resource.name.erase(0, resource.name.find(' ', 5) + 1);  // "node 0 "
   drives_ = static_cast<std::uint32_t>(per_node);
-  resources_.push_back({"nvme both ways", ResourceKind::nvme_read, machine.nvme.read.base()});
+  resources_.push_back({"nvme both ways", ResourceKind::nvme_read, kDiskFraction * machine.nvme.read.base()});
   if (host_device_) return;
   for (const bool to_gpu : {true, false}) {
     auto& by_rank = pcie_[to_gpu ? 0 : 1];

@@ -116,8 +116,8 @@ TEST_CASE("DGX A100: switch, trees seen through NICs, NPS4 NUMA nodes as two soc
   CHECK(node.machine.network.nics == 8);
   CHECK(node.machine.network.gpudirect);
   CHECK(assumes(node.form.assumptions, "CPU sockets"));
-  // 0.86 x 31.5 through an uplink for two
-  CHECK_THAT(node.copies[0].together.base() / 1e9, WithinRel(27.09 / 2, 1e-12));
+  // 0.825 x 31.5 through an uplink for two
+  CHECK_THAT(node.copies[0].together.base() / 1e9, WithinRel(25.9875 / 2, 1e-12));
   CHECK(node.copies[3].limit == "uplink of PCIe switch 1");
   CHECK(node.copies[3].shared_with == std::vector<int>{2, 3});
   CHECK(node.routes.size() == 28);
@@ -133,7 +133,7 @@ TEST_CASE("HGX H100: one switch a GPU, host memory is what all GPUs share") {
   CHECK(text.form.sockets == Groups{{0, 1, 2, 3}, {4, 5, 6, 7}});
   CHECK(text.form.nic_of_gpu == std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7});
   CHECK(text.copies[0].limit == "memory of socket 0");
-  CHECK_THAT(text.copies[0].alone.base() / 1e9, WithinRel(0.86 * 63, 1e-12));
+  CHECK_THAT(text.copies[0].alone.base() / 1e9, WithinRel(0.88 * 63, 1e-12));
 
   const Node xml = node_of(sample("hgx-h100.xml"), "H100");
   CHECK(xml.topology.nvswitch);
@@ -197,9 +197,9 @@ TEST_CASE("Eight L40S on two sockets: a tree of switches each") {
     CHECK(word(node.topology, 0, 2) == "PXB");
     CHECK(word(node.topology, 0, 4) == "SYS");
     CHECK(node.form.nic_of_gpu == std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1});
-    CHECK_THAT(node.copies[7].together.base() / 1e9, WithinRel(27.09 / 4, 1e-12));
+    CHECK_THAT(node.copies[7].together.base() / 1e9, WithinRel(25.9875 / 4, 1e-12));
     CHECK(node.routes[0].way == "PCIe, below one switch");
-    CHECK_THAT(node.routes[0].rate.base() / 1e9, WithinRel(27.09, 1e-12));
+    CHECK_THAT(node.routes[0].rate.base() / 1e9, WithinRel(25.9875, 1e-12));
     CHECK(node.routes[3].way == "host memory, across NUMA nodes");
     CHECK(node.routes[3].rate == 16_GBps);
   }
@@ -247,12 +247,12 @@ TEST_CASE("PCIe widths of the XML: a narrow slot, a narrow uplink, what is not r
   CHECK(slot.topology.gpus[0].device == "0000:0a:00.0");
   CHECK(slot.topology.gpus[0].numa.empty());
   CHECK(slot.topology.gpus[1].pcie == PcieLink{3, 4});
-  CHECK_THAT(slot.copies[0].alone.base() / 1e9, WithinRel(0.86 * 31.5, 1e-12));
-  CHECK_THAT(slot.copies[1].alone.base() / 1e9, WithinRel(0.86 * 15.75 / 4, 1e-12));
+  CHECK_THAT(slot.copies[0].alone.base() / 1e9, WithinRel(0.825 * 31.5, 1e-12));
+  CHECK_THAT(slot.copies[1].alone.base() / 1e9, WithinRel(0.825 * 15.75 / 4, 1e-12));
   CHECK(slot.machine.gpu.pcie == BytesPerSecond(15.75e9 / 4));  // equal GPUs: the slower
   const Node uplink = node_of(sample("x8-uplink.xml"), "A100-PCIe-80GB");
   CHECK(uplink.copies[0].limit == "uplink of 0000:a0:00.0");
-  CHECK_THAT(uplink.copies[0].together.base() / 1e9, WithinRel(0.86 * 31.5 / 2 / 2, 1e-12));
+  CHECK_THAT(uplink.copies[0].together.base() / 1e9, WithinRel(0.825 * 31.5 / 2 / 2, 1e-12));
   CHECK(uplink.topology.nics[0].pcie == PcieLink{});
   CHECK_FALSE(uplink.machine.network.gpudirect);
   REQUIRE(uplink.topology.notes.size() == 1);
