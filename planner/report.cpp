@@ -107,9 +107,11 @@ std::string plans_table(const Answer& answer, const ReportStyle& style) {
   if (stages) columns.push_back({"fits", Align::left});
   columns.push_back({"plan", Align::left});
   TextTable table(columns);
+  // Where some steps were played, the others are only bounds.
+  const bool any_played = answer.search.simulated > 0;
   for (const Candidate& candidate : answer.plans) {
     const Prediction& p = candidate.prediction;
-    std::vector<std::string> cells = {format_seconds(p.step),
+    std::vector<std::string> cells = {(any_played && !p.simulated ? ">= " : "") + format_seconds(p.step),
                                       fmt::format("{:.0f}", p.tokens_per_second),
                                       p.mfu ? fmt::format("{:.1f} %", 100 * *p.mfu) : "-",
                                       fmt::format("{:.1f}", p.gpu.peak.base() / kGiB),

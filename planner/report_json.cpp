@@ -59,6 +59,7 @@ Json prediction_json(const Prediction& p) {
                   {"idle", p.time.idle.base()}};
   json["traffic"] = traffic_json(p.traffic);
   json["limited_by"] = p.limited_by;
+  json["simulated"] = p.simulated;
   return json;
 }
 

@@ -14,8 +14,8 @@ constexpr double kArenaReserve = 0.005;
 constexpr int kRefined = 3;  // kinds of one family that are refined
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
 constexpr double kGpuLackWeight = 8;
-/// The simulator plays about 20 M timed ops a second (docs/benchmarks.md); a search spends some 60 ms on it at most.
-constexpr double kMostPlayedOps = 1.25e6;
+/// The simulator plays about 20 M timed ops a second (docs/benchmarks.md); a search spends some 40 ms on it at most.
+constexpr double kMostPlayedOps = 6.5e5;
 
 /// Whether weight gradients are added to a whole resident gradient; a lone rank that sends them to the host writes them
 /// like a sharded one.
@@ -123,38 +123,41 @@ void Searcher::play(Candidate& c) {
   ++stats_.simulated;
 }
 
-/// The best of `top_k` families, laid out and, where that is quick enough, ranked by simulation: estimates see no
-/// contention. `all` comes in the order of the estimates. Times of both kinds are not compared: either all are
-/// simulated or none.
+/// The best of `top_k` families, best first. An estimate sees no contention, so it is a lower bound of the played step:
+/// the best candidate so far is laid out, then played, until what is best has been both. What the budget leaves
+/// unplayed comes after what was played.
 std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
-  std::vector<Candidate> reported, rest;
-  const auto same_family = [](const Candidate& c) {
-    return [&c](const Candidate& r) { return family_of(r.plan) == family_of(c.plan); };
+  struct Entry {
+    Candidate candidate;
+    bool laid_out = false;
   };
-  for (Candidate& c : all) {
-    const bool more = static_cast<int>(reported.size()) < request_.top_k;
-    if (!more || std::any_of(reported.begin(), reported.end(), same_family(c))) {
-      rest.push_back(std::move(c));
-    } else if (lay_out_plan(c)) {
-      reported.push_back(std::move(c));
-    }
-  }
+  std::vector<Entry> pool;
+  for (Candidate& c : all) pool.push_back({std::move(c), false});
+  std::vector<Candidate> reported;
   double budget = kMostPlayedOps;
-  for (const Candidate& c : reported) budget -= played_ops(c.plan);
-  if (budget < 0) return reported;
-  const auto order = [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); };
-  for (Candidate& c : reported) play(c);
-  std::stable_sort(reported.begin(), reported.end(), order);
-  for (Candidate& c : rest) {
-    budget -= played_ops(c.plan);
-    // Played it would hardly be faster than estimated.
-    if (budget < 0 || reported.empty() || !order(c, reported.back())) break;
-    if (!lay_out_plan(c)) continue;
-    play(c);
-    auto rival = std::find_if(reported.begin(), reported.end(), same_family(c));
-    if (rival == reported.end()) rival = reported.end() - 1;
-    if (order(c, *rival)) *rival = std::move(c);
-    std::stable_sort(reported.begin(), reported.end(), order);
+  const auto can_play = [&](const Candidate& c) { return !c.prediction.simulated && played_ops(c.plan) <= budget; };
+  const auto order = [&](const Entry& a, const Entry& b) {
+    const bool last_a = !a.candidate.prediction.simulated && !can_play(a.candidate);
+    const bool last_b = !b.candidate.prediction.simulated && !can_play(b.candidate);
+    if (last_a != last_b) return last_b;
+    return better(a.candidate.prediction, b.candidate.prediction);
+  };
+  while (!pool.empty() && static_cast<int>(reported.size()) < request_.top_k) {
+    const auto best = std::min_element(pool.begin(), pool.end(), order);
+    Candidate& c = best->candidate;
+    const auto same = [&](const Candidate& r) { return family_of(r.plan) == family_of(c.plan); };
+    if (std::any_of(reported.begin(), reported.end(), same)) {
+      pool.erase(best);
+    } else if (!best->laid_out) {
+      best->laid_out = lay_out_plan(c);
+      if (!best->laid_out) pool.erase(best);
+    } else if (can_play(c)) {
+      budget -= played_ops(c.plan);
+      play(c);
+    } else {
+      reported.push_back(std::move(c));
+      pool.erase(best);
+    }
   }
   return reported;
 }

@@ -86,6 +86,12 @@ refused 'llama' --model family.json --gpus 8xH100
 refused 'text.json:1' --model text.json --gpus 8xH100
 refused 'huge.json:1' --model huge.json --gpus 8xH100
 refused 'array.json:1' --model array.json --gpus 8xH100
+printf '{"model_type":"gpt2"}\n\0{"hidden_size":1}' >nul.json
+refused 'nul.json:2' --model nul.json --gpus 8xH100
+mkfifo pipe.json
+refused 'named pipe' --model pipe.json --gpus 8xH100
+refused 'named pipe' --model 7B --machine pipe.json
+refused 'named pipe' machines pipe.json
 refused 'number.json:1' --model number.json --gpus 8xH100
 refused 'model_type' --model twice.json --gpus 8xH100
 refused 'binary.json:1' --model binary.json --gpus 8xH100
@@ -164,6 +170,16 @@ refused 'file' --model 7B --gpus 8xH100 --out file/below
 refused 'taken/plan.json' --model 7B --gpus 8xH100 --out taken
 refused 'no-model' --model no-model --gpus 8xH100 --out fresh
 [[ -s taken/plan.json || -e taken/launch.sh || -e fresh ]] && echo 'FAILED: files left behind' && ((failed += 1))
+
+mkfifo fifo
+mkdir odd && mkfifo odd/plan.json
+refused 'expected a regular file to overwrite' --model 7B --gpus 8xH100 --out odd --force
+refused 'odd/launch.sh' --model 7B --gpus 8xH100 --out odd/launch.sh/../plan.json
+[[ -p odd/plan.json && "$(ls -A odd)" == plan.json ]] || { echo 'FAILED: a pipe was overwritten'; ((failed += 1)); }
+# A limit on the size of files, as of a full disk.
+((total += 1))
+(ulimit -f 1 && timeout 20 "$zeroplan" --model 7B --gpus 8xH100 --out limited >out 2>err)
+if (($? != 2)) || [[ -s out || -e limited ]] || ! grep -q 'expected room' err; then echo 'FAILED: ulimit -f'; ((failed += 1)); fi
 
 # Other commands.
 refused 'PLAN.json' simulate

@@ -76,6 +76,8 @@ expect "deepspeed.json" test -s made/plan/deepspeed.json
 expect "launch.sh runs" bash -n made/plan/launch.sh
 expect "launch.sh is executable" test -x made/plan/launch.sh
 expect "no temporary file is left" bash -c '[[ -z "$(find made -name "*.tmp")" ]]'
+expect "--out through a folder that is not there yet" exits 0 "${small[@]}" --out made/new/../beside
+expect "lies where mkdir -p puts it" test -s made/beside/plan.json
 cp made/plan/plan.json before.json
 expect "a second --out is refused" exits 2 "${small[@]}" --out made/plan --zero 0
 expect "and stdout is empty" test ! -s out
@@ -92,6 +94,11 @@ if ((EUID != 0)); then
   expect "a folder that cannot be written" exits 2 "${small[@]}" --out locked
   expect "and stdout is empty" test ! -s out
 fi
+
+# Names that are no UTF-8 do not stop plan.json.
+mkdir $'name\xff' && printf '{"model_type":"gpt2","n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,"vocab_size":50257}' >$'name\xff/config.json'
+expect "a name that is no UTF-8" exits 0 --model $'name\xff' --gpus 2x3090-24G --out foreign
+expect "and simulate reads its plan" exits 0 simulate foreign/plan.json --estimate
 
 # A plan file gives the prediction that the search gave.
 run "${small[@]}" --zero 3 --out again --json
