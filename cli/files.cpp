@@ -86,8 +86,7 @@ std::string read_text_file(const std::string& path) {
 OutputFolder::OutputFolder(const std::string& path, bool overwrite) : path_(path), overwrite_(overwrite) {
   std::vector<fs::path> missing;
   std::error_code error;
-  for (fs::path folder = path_.lexically_normal(); !folder.empty() && !is_there(folder);
-       folder = folder.parent_path()) {
+  for (fs::path folder = path_; !folder.empty() && !is_there(folder); folder = folder.parent_path()) {
     if (folder.has_filename()) missing.push_back(folder);
     if (folder == folder.parent_path()) break;
   }
@@ -96,8 +95,9 @@ OutputFolder::OutputFolder(const std::string& path, bool overwrite) : path_(path
     fail("--out: " + path, expected, code);
   };
   for (; !missing.empty(); missing.pop_back()) {
-    if (!fs::create_directory(missing.back(), error)) give_up("a folder that can be made", error.value());
-    made_.push_back(missing.back());
+    const bool made = fs::create_directory(missing.back(), error);
+    if (error) give_up("a folder that can be made", error.value());
+    if (made) made_.push_back(missing.back());  // "x/..", or made by another process since
   }
   if (!fs::is_directory(path_, error)) give_up("a folder", error ? error.value() : ENOTDIR);
   if (::access(path_.c_str(), W_OK | X_OK) != 0) give_up("a folder that can be written", errno);
@@ -110,9 +110,14 @@ OutputFolder::~OutputFolder() {
 }
 
 void OutputFolder::refuse_existing(const std::vector<std::string>& names) const {
-  if (overwrite_) return;
   for (const std::string& name : names) {
-    if (is_there(path_ / name)) {
+    std::error_code ignored;
+    const fs::file_status status = fs::symlink_status(path_ / name, ignored);
+    // Renaming over /dev/null would take it away from the whole machine.
+    if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_symlink(status)) {
+      throw InputError(fmt::format("--out: {}: expected a regular file to overwrite", (path_ / name).string()));
+    }
+    if (!overwrite_ && fs::exists(status)) {
       throw InputError(fmt::format("--out: {} is there already; --force overwrites it", (path_ / name).string()));
     }
   }

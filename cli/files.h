@@ -22,7 +22,7 @@ class OutputFolder {
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
 
-  /// Throws InputError naming the first of these files that is there, unless `overwrite`.
+  /// Throws InputError naming the first of these files that is there, unless `overwrite`, or that is no regular file.
   void refuse_existing(const std::vector<std::string>& names) const;
   /// All files under temporary names first, then renamed. Throws InputError; nothing new is left behind then.
   void write(const std::vector<ExportFile>& files);

@@ -222,6 +222,11 @@ JsonDocument JsonDocument::parse(std::string_view text, std::string name, JsonSy
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     throw InputError(fmt::format("{}:1: the file is empty, expected JSON", file));
   }
+  // The parser takes a NUL for the end of the text and would pass over what follows.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(nul), '\n');
+    throw InputError(fmt::format("{}:{}: not valid JSON: a NUL byte; expected UTF-8 text", file, line));
+  }
   Cursor cursor(text);
   JsonTreeBuilder builder(file, cursor);
   const CursorIterator begin(&cursor, text.data());
@@ -232,12 +237,26 @@ JsonDocument JsonDocument::parse(std::string_view text, std::string name, JsonSy
   return document;
 }
 
+namespace {
+
+/// Opening a named pipe that nobody writes waits for ever. One that a shell made, `<(command)`, is a descriptor.
+void refuse_idle_pipe(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (path.native().starts_with("/dev/") || path.native().starts_with("/proc/") ||
+      !std::filesystem::is_fifo(path, ignored))
+    return;
+  throw InputError(fmt::format("{}: expected a JSON file, got a named pipe", path.string()));
+}
+
+}  // namespace
+
 JsonDocument JsonDocument::read(const std::filesystem::path& path, JsonSyntax syntax) {
   const std::string name = path.string();
   std::error_code code;
   if (std::filesystem::is_directory(path, code)) {
     throw InputError(fmt::format("{}: expected a JSON file, got a directory", name));
   }
+  refuse_idle_pipe(path);
   errno = 0;
   std::ifstream stream(path, std::ios::binary);
   if (!stream) throw InputError(fmt::format("{}: cannot be opened: {}", name, std::strerror(errno)));

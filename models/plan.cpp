@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/json_reader.h"
+#include "models/machine_json.h"
 #include "models/schedule.h"
 
 namespace zeroplan {
@@ -336,7 +337,8 @@ std::string write_plan(const PlanFile& file) {
   j["plan"]["state_bytes_per_parameter"] = file.plan.precision.state_bytes_per_parameter();
   j["model"] = {{"name", file.model.name}, {"config", Json::parse(file.model.config)}};
   j["machine"] = Json::parse(write_machine(file.machine));
-  return j.dump(2) + "\n";
+  // Names come from paths: bytes that are no UTF-8 are replaced, not refused.
+  return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 PlanFile read_plan(std::string_view text, const std::string& file_name) {
@@ -349,7 +351,7 @@ PlanFile read_plan(std::string_view text, const std::string& file_name) {
   model.require_only({"name", "config"});
   file.model = read_model(to_json(model.at("config")).dump(), file_name + ": /model/config");
   file.model.name = model.at("name").as_string();
-  file.machine = read_machine(to_json(root.at("machine")).dump(), file_name + ": /machine");
+  file.machine = read_machine(root.at("machine"));
   file.plan = read_plan_keys(root.at("plan"));
   check_plan(file.plan, file.model, file_name + ":" + std::to_string(root.at("plan").line()) + ": /plan");
   if (file.plan.ranks != file.machine.ranks()) {

@@ -1,5 +1,7 @@
 #include "models/json_reader.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -271,6 +273,10 @@ TEST_CASE("Files that cannot be read are input errors that name the path") {
   CHECK_THAT(read_error(folder.write("large.json", std::string(kMaxJsonBytes + 1, ' '))), HasText("16 MiB"));
   CHECK_THAT(read_error(folder.write("bad.json", "{\n\n")), HasText("bad.json:2: "));
   CHECK_THAT(read_error(""), HasText("No such file"));
+  REQUIRE(::mkfifo((folder.path() / "pipe.json").c_str(), 0600) == 0);
+  CHECK_THAT(read_error(folder.path() / "pipe.json"), HasText("pipe.json: ") && HasText("named pipe"));
+  CHECK_THAT(read_error(folder.write("nul.json", std::string("{}\n\0{", 5))),
+             HasText("nul.json:2: ") && HasText("NUL"));
 }
 
 TEST_CASE("20,000 random mutations of a document parse or throw InputError, and nothing else") {
