@@ -14,7 +14,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
-constexpr int kMostPerNode = 1024;  // GPUs, NICs, drives, sockets of one node
+constexpr int kMostPerNode = 1024;  // GPUs, NICs, drives of one node
+constexpr int kMostSockets = 64;    // the largest servers have 32; routes are laid between any two
 constexpr int kMostNodes = 65536;
 constexpr int kMostCores = 1 << 20;
 constexpr double kMostUsdPerHour = 1e9;
@@ -89,7 +90,7 @@ void describe_machine(Visitor& visit, Machine& machine) {
   visit.amount("nvlink", machine.nvlink);
   visit.count("gpus_per_pcie_switch", machine.gpus_per_pcie_switch, 1, kMostPerNode, 1);
   visit.count("gpus_per_root_complex", machine.gpus_per_root_complex, 1, kMostPerNode, 1);
-  visit.count("sockets", machine.sockets, 1, kMostPerNode, 1);
+  visit.count("sockets", machine.sockets, 1, kMostSockets, 1);
   visit.amount("socket_link", machine.socket_link);
   visit.count("physical_cores", machine.physical_cores, 0, kMostCores, 0);
   visit.text("cpu", machine.cpu);

@@ -118,6 +118,7 @@ TEST_CASE("Errors in machine.json name file, line, key, what was expected and wh
     CHECK_THAT(error_of(replaced(good, "\"nvlink_pairs\"", "\"single\"")), HasText("single"));
     CHECK_THAT(error_of(replaced(good, "\"nvlink\": \"56.25 GB/s\",\n  \"gpus", "\"gpus")), HasText("needs nvlink"));
     CHECK_THAT(error_of(replaced(good, "\"sockets\": 1", "\"sockets\": 2")), HasText("socket_link"));
+    CHECK_THAT(error_of(replaced(good, "\"sockets\": 1", "\"sockets\": 65")), HasText("from 1 to 64"));
   }
   SECTION("not an object") {
     CHECK_THAT(error_of("[1]"), HasText("object"));
