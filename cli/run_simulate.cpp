@@ -38,6 +38,9 @@ void write_trace(const Flags& flags, const PlanFile& file, const Simulation& sim
   out.write({{name, chrome_trace(schedule, file.model, simulation.trace, 0, &simulation), false}});
 }
 
+/// The margin of a search does not apply to a plan that somebody states: it fits what is there, or not.
+int exit_code_of(const Prediction& prediction) { return fits(prediction, 0) ? kDone : kNothingFits; }
+
 Outcome simulated(const Flags& flags, const PlanFile& file) {
   const bool traced = !flags.trace.empty();
   const std::int64_t about = 100 * file.model.num_layers * file.plan.accumulation;
@@ -55,8 +58,10 @@ Outcome simulated(const Flags& flags, const PlanFile& file) {
   use_simulation(prediction, simulation, file.machine);
   if (traced) write_trace(flags, file, simulation, lower(file.model, file.plan, Folding::none));
   if (flags.json)
-    return {simulation_json(file, prediction, simulation, estimated, predictor.assumptions(file.plan)), {}, kDone};
-  return {report_simulation(file, prediction, simulation, estimated, stdout_style()), {}, kDone};
+    return {simulation_json(file, prediction, simulation, estimated, predictor.assumptions(file.plan)),
+            {},
+            exit_code_of(prediction)};
+  return {report_simulation(file, prediction, simulation, estimated, stdout_style()), {}, exit_code_of(prediction)};
 }
 
 Outcome estimated(const Flags& flags, const PlanFile& file) {
@@ -66,8 +71,9 @@ Outcome estimated(const Flags& flags, const PlanFile& file) {
   const Prediction prediction = predictor.predict(file.plan, Detail::laid_out);
   const MachineCostModel cost(file.machine, file.plan.shard_ranks, file.plan.precision.weights);
   const StepTable table = step_table(lower(file.model, file.plan, Folding::layers), cost, file.model);
-  if (flags.json) return {step_json(file, prediction, table, predictor.assumptions(file.plan)), {}, kDone};
-  return {report_step(file, prediction, table, stdout_style()), {}, kDone};
+  if (flags.json)
+    return {step_json(file, prediction, table, predictor.assumptions(file.plan)), {}, exit_code_of(prediction)};
+  return {report_step(file, prediction, table, stdout_style()), {}, exit_code_of(prediction)};
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ void require_named(const std::string& text, std::string_view flag, std::string_v
   if (text.empty()) throw InputError(fmt::format("{}: expected {}, got nothing; see --help", flag, expected));
 }
 
-/// `--gpus` beside `--machine`: "4" or "4xA100-80G" of that very GPU.
-int ranks_on(const MachineSpec& machine, const std::string& text) {
+/// `--gpus` beside `--machine`: ranks in all ("32"), or GPUs of each node as always ("8xH100", of that very GPU).
+int ranks_on(const MachineSpec& machine, const std::string& text, int nodes) {
   if (text.find_first_of("xX") == std::string::npos) {
     return static_cast<int>(parse_integer(text, "--gpus", 1, kMostRanks));
   }
@@ -43,7 +43,7 @@ int ranks_on(const MachineSpec& machine, const std::string& text) {
     throw InputError(fmt::format("--gpus: expected the GPU of --machine {}, {}, got {}", machine.name, machine.gpu.name,
                                  request.gpu));
   }
-  return request.count;
+  return request.count * nodes;
 }
 
 /// Uses `per_node` of the node's GPUs.
@@ -128,7 +128,8 @@ std::optional<double> WorkloadFlags::num_tokens() const {
 
 void MachineFlags::add_to(CommandLine& line) {
   line.group("Machine");
-  line.value("--gpus", "NxGPU", "GPUs of a node: 4xA100-80G, 8xH100, 2x3090-24G; with --machine: N in all", gpus);
+  line.value("--gpus", "NxGPU", "GPUs of a node: 4xA100-80G, 8xH100, 2x3090-24G; with --machine a bare N is all ranks",
+             gpus);
   line.value("--nodes", "N", "Nodes [1]", nodes);
   line.value("--machine", "NAME|FILE", "A catalog node (zeroplan machines) or a machine.json", machine);
   line.value("--host-memory", "SIZE", "Memory installed in a node: 1TiB, 256GB", host_memory);
@@ -145,7 +146,7 @@ MachineSpec MachineFlags::resolve() const {
   } else {
     result = find_machine(machine);
     if (!gpus.empty()) {
-      set_ranks(result, ranks_on(result, gpus), num_nodes);
+      set_ranks(result, ranks_on(result, gpus, num_nodes.value_or(1)), num_nodes);
     } else if (num_nodes) {
       set_nodes(result, *num_nodes);
     }

@@ -293,7 +293,7 @@ MachineSpec machine_for(const GpuRequest& request, int nodes) {
 
 NvmeSpec parse_nvme(std::string_view text) {
   constexpr std::string_view kNvme = "--nvme";
-  constexpr std::string_view kForm = "DRIVESxSIZE[@RATE] such as 4x2TB or 4x2TB@6.5GB/s";
+  constexpr std::string_view kForm = "DRIVESxSIZE[@RATE] such as 4x2TB or 4x2TB@6.5GB/s, or none";
   const std::size_t times = text.find_first_of("xX");
   if (times == std::string_view::npos || times == 0) {
     throw InputError(fmt::format("{}: expected {}, got {}", kNvme, kForm, quoted(text)));
@@ -324,9 +324,11 @@ void set_host_memory(MachineSpec& machine, Bytes dram) {
 }
 
 void set_nvme(MachineSpec& machine, std::string_view text) {
-  machine.nvme = parse_nvme(text);
+  const bool none = text == "none";
+  machine.nvme = none ? NvmeSpec{} : parse_nvme(text);
   std::erase(machine.recalled, "nvme");
   std::erase_if(machine.assumptions, [](const Assumption& assumption) { return assumption.what.starts_with("NVMe"); });
+  if (none) return;
   if (text.find('@') != std::string_view::npos) {
     machine.assumptions.push_back({"NVMe write rate", format_rate(machine.nvme.write), "default: half the read rate"});
     return;

@@ -124,7 +124,7 @@ MachineSpec find_machine(const std::string& name_or_path);
 /// `--host-memory`: replaces the installed memory of a node and the assumption about it.
 void set_host_memory(MachineSpec& machine, Bytes dram);
 /// `--nvme`: replaces the drives of a node and the assumptions about them; a rate that the text leaves out is a new
-/// one. Throws InputError as parse_nvme().
+/// one. "none" takes the drives away. Throws InputError as parse_nvme().
 void set_nvme(MachineSpec& machine, std::string_view text);
 /// `--nvme 4x2TB[@6.5GB/s]`: drives x capacity [@ read rate a drive]; the write rate is half of a given read rate.
 NvmeSpec parse_nvme(std::string_view text);

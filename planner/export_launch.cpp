@@ -57,7 +57,7 @@ class LaunchWriter {
         "# TRAIN is your script (it takes the flags of Hugging Face's Trainer, see train_args below), MODEL its "
         "checkpoint.");
     line("# What zeroplan predicts for the plan itself, op by op:");
-    line("#   zeroplan simulate plan.json --estimate");
+    line("#   zeroplan simulate plan.json");
   }
 
   void notes() {

@@ -92,8 +92,18 @@ constexpr bool is_compute(ResourceRole r) { return r == ResourceRole::sm || r ==
 constexpr bool is_link(ResourceRole r) { return r == ResourceRole::links || r == ResourceRole::network; }
 constexpr bool is_disk(ResourceRole r) { return r == ResourceRole::nvme_read || r == ResourceRole::nvme_write; }
 
-/// The resource behind the largest part of the step.
+std::string limit_of(ResourceRole role, const Prediction& p, const MachineSpec& machine) {
+  const double share = 100 * (p.busy[static_cast<std::size_t>(role)] / p.step);
+  return fmt::format("{}: busy {:.0f} % of the step", role_name(role, machine), std::min(share, 100.0));
+}
+
+/// The resource that is busy for most of the step, else the one behind the largest part of it.
 std::string limit_text(const Prediction& p, const MachineSpec& machine) {
+  constexpr double kMostOfTheStep = 0.75;
+  const auto busiest = std::max_element(p.busy.begin(), p.busy.end());
+  if (*busiest > kMostOfTheStep * p.step) {
+    return limit_of(static_cast<ResourceRole>(busiest - p.busy.begin()), p, machine);
+  }
   const TimeBreakdown& t = p.time;
   const bool update_on_host = p.host && p.busy[static_cast<std::size_t>(ResourceRole::dram)] > 0.5 * t.optimizer;
   struct Part {
@@ -114,9 +124,7 @@ std::string limit_text(const Prediction& p, const MachineSpec& machine) {
     if (!largest->belongs(static_cast<ResourceRole>(r))) continue;
     if (best < 0 || p.busy[static_cast<std::size_t>(r)] > p.busy[static_cast<std::size_t>(best)]) best = r;
   }
-  const double share = 100 * (p.busy[static_cast<std::size_t>(best)] / p.step);
-  return fmt::format("{}: busy {:.0f} % of the step", role_name(static_cast<ResourceRole>(best), machine),
-                     std::min(share, 100.0));
+  return limit_of(static_cast<ResourceRole>(best), p, machine);
 }
 
 /// Streams overlap, but one resource does not do two things at once: the step is no shorter than the busiest resource
@@ -279,6 +287,33 @@ Simulation Predictor::simulate(const Plan& plan, const SimulateOptions& options)
   return s.simulator().run(schedule, demands(schedule, cost), plan.shard_ranks, options);
 }
 
+Simulation Predictor::play_shortly(const Plan& plan) {
+  if (plan.accumulation <= kShortSteps + kLongerSteps) return simulate(plan, {});
+  Plan part = plan;
+  part.accumulation = kShortSteps;
+  const Simulation brief = simulate(part, {});
+  part.accumulation = kLongerSteps;
+  Simulation whole = simulate(part, {});
+  const auto more =
+      static_cast<double>(plan.accumulation - kLongerSteps) / static_cast<double>(kLongerSteps - kShortSteps);
+  const auto extend = [&](Seconds& longer, Seconds shorter) { longer += more * (longer - shorter); };
+  extend(whole.step, brief.step);
+  extend(whole.breakdown.compute, brief.breakdown.compute);
+  extend(whole.breakdown.exposed_communication, brief.breakdown.exposed_communication);
+  extend(whole.breakdown.exposed_offload, brief.breakdown.exposed_offload);
+  extend(whole.breakdown.optimizer, brief.breakdown.optimizer);
+  extend(whole.breakdown.idle, brief.breakdown.idle);
+  return whole;
+}
+
+Seconds Predictor::played_step_with(const Plan& plan, ResourceRole role, double factor) {
+  MachineCostModel& cost = state_->cost(plan);
+  cost.scale(role, factor);
+  const Seconds step = play_shortly(plan).step;
+  cost.scale(role, 1);
+  return step;
+}
+
 void use_simulation(Prediction& p, const Simulation& simulation, const MachineSpec& machine) {
   const double faster = p.step / simulation.step;
   p.step = simulation.step;
@@ -307,7 +342,7 @@ std::vector<Assumption> Predictor::assumptions(const Plan& plan) const {
   const DeviceOverhead o = state_->overhead(plan);
   if (!state_->machine.host_device) {
     all.push_back({"CUDA context and libraries", format_gib(o.context + o.libraries) + " a GPU",
-                   "measured on one H200 with CUDA 13.0; `zeroplan probe` measures yours"});
+                   "measured on one H200 with CUDA 13.0"});
   }
   return all;
 }

@@ -73,6 +73,12 @@ class Predictor {
   Prediction predict(const Plan& plan, Detail detail);
   /// Plays the plan's step with shared resources. Precondition as for predict().
   Simulation simulate(const Plan& plan, const SimulateOptions& options);
+  /// Step, breakdown and resource times by discrete events. Of a step with many micro-steps two short ones are played,
+  /// and the difference between them, which is what one micro-step more takes, is added for the rest: exact once
+  /// micro-steps repeat.
+  Simulation play_shortly(const Plan& plan);
+  /// As play_shortly, with one resource's time scaled.
+  Seconds played_step_with(const Plan& plan, ResourceRole role, double factor);
   /// The step time with one resource's time scaled: 0.5 is "twice as fast".
   Seconds step_with(const Plan& plan, ResourceRole role, double factor);
   std::vector<Assumption> assumptions(const Plan& plan) const;
@@ -89,6 +95,9 @@ class Predictor {
 
 /// Takes step time, breakdown and what follows from them over from the simulation.
 void use_simulation(Prediction& prediction, const Simulation& simulation, const MachineSpec& machine);
+
+/// Micro-steps that play_shortly() plays of a longer step: two short steps, of these many.
+inline constexpr std::int64_t kShortSteps = 2, kLongerSteps = 4;
 
 /// peak <= capacity x (1 - margin) on every tier.
 bool fits(const Prediction& prediction, double margin);

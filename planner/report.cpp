@@ -14,6 +14,7 @@ Bytes spare(const TierMemory& memory, double margin) { return memory.capacity * 
 
 std::string tokens_text(double tokens) {
   constexpr double kBillion = 1e9;
+  if (tokens >= 1e3 * kBillion) return fmt::format("{:g} trillion", tokens / (1e3 * kBillion));
   return tokens >= kBillion ? fmt::format("{:g} billion", tokens / kBillion) : format_count(std::llround(tokens));
 }
 
@@ -55,7 +56,8 @@ std::string verdict(const Answer& answer, const Candidate& best, const PlanRepor
   if (cost) text += fmt::format("  {:.3g} USD a million tokens\n", cost->usd_per_million_tokens);
   if (extra.num_tokens) {
     const double hours = hours_for(*extra.num_tokens, p);
-    text += fmt::format("  {} tokens take {:.4g} hours", tokens_text(*extra.num_tokens), hours);
+    text += fmt::format("  {} tokens take {} hours", tokens_text(*extra.num_tokens),
+                        hours < 100 ? fmt::format("{:.1f}", hours) : format_count(std::llround(hours)));
     if (cost) text += fmt::format(" and {} USD", format_count(std::llround(hours * cost->usd_per_hour)));
     text += "\n";
   }
@@ -142,15 +144,15 @@ std::string next_section(const PlanReport& extra, bool feasible, const ReportSty
   if (extra.written_to.empty()) {
     text +=
         fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n", extra.command);
-    return text + "  zeroplan simulate plan/plan.json --estimate    # time by phase and stream\n";
+    return text + "  zeroplan simulate plan/plan.json    # played op by op; --trace FILE for Perfetto\n";
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));
   if (std::ranges::find(extra.written, "launch.sh") != extra.written.end()) {
     text += fmt::format("  less {}/launch.sh    # how DeepSpeed and accelerate start it, and where they differ\n",
                         extra.written_to);
   }
-  return text +
-         fmt::format("  zeroplan simulate {}/plan.json --estimate    # time by phase and stream\n", extra.written_to);
+  return text + fmt::format("  zeroplan simulate {}/plan.json    # played op by op; --trace FILE for Perfetto\n",
+                            extra.written_to);
 }
 
 std::string search_line(const SearchStats& search) {

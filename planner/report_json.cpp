@@ -196,6 +196,7 @@ std::string step_json(const PlanFile& file, const Prediction& prediction, const 
   Json json;
   json["model"] = model_json(file.model);
   json["machine"] = machine_json(file.machine);
+  json["fits"] = fits(prediction, 0);
   json["prediction"] = prediction_json(prediction);
   json["ranks"] = file.plan.ranks;
   json["ops"] = table.ops;
@@ -216,6 +217,7 @@ std::string simulation_json(const PlanFile& file, const Prediction& prediction, 
   Json json;
   json["model"] = model_json(file.model);
   json["machine"] = machine_json(file.machine);
+  json["fits"] = fits(prediction, 0);
   json["prediction"] = prediction_json(prediction);
   json["estimated_step_seconds"] = estimated.base();
   json["ranks"] = simulation.ranks;

@@ -113,12 +113,30 @@ std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_
   return text + "\n" + assumptions_section(row_assumptions(answer), style);
 }
 
+namespace {
+
+/// Nothing when everything fits what is there.
+std::string overflow_section(const Prediction& prediction) {
+  std::string text;
+  const auto look = [&](std::string_view tier, const TierMemory& memory) {
+    if (memory.peak <= memory.capacity) return;
+    text += fmt::format("Does not fit: {} missing in {}\n", format_gib(memory.peak - memory.capacity), tier);
+  };
+  look("the memory of each GPU", prediction.gpu);
+  if (prediction.host) look("the host memory of each node", *prediction.host);
+  if (prediction.nvme) look("the NVMe of each node", *prediction.nvme);
+  return text.empty() ? text : text + "\n";
+}
+
+}  // namespace
+
 std::string report_step(const PlanFile& file, const Prediction& prediction, const StepTable& table,
                         const ReportStyle& style) {
   std::string text = fmt::format("{} on {}: {}\n  {}\n  {} a step, {}\n\n", file.model.name, file.machine.name,
                                  gpus_text(file.machine), describe(file.plan), format_seconds(prediction.step),
                                  format_speed(prediction.tokens_per_second));
-  text += memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
+  text +=
+      overflow_section(prediction) + memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
   TextTable rows({{"phase", Align::left},
                   {"stream", Align::left},
                   {"ops"},
@@ -158,7 +176,8 @@ std::string report_simulation(const PlanFile& file, const Prediction& prediction
       "{} on {}: {}\n  {}\n  {} a step, {}; {} as the longest path, every op as if alone\n\n", file.model.name,
       file.machine.name, gpus_text(file.machine), describe(file.plan), format_seconds(prediction.step),
       format_speed(prediction.tokens_per_second), format_seconds(estimated));
-  text += memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
+  text +=
+      overflow_section(prediction) + memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
   TextTable rows(
       {{"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"}, {"waits for ranks"}, {"slowed by sharing"}});
   for (int s = 0; s < kNumStreams; ++s) {

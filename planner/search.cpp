@@ -48,6 +48,9 @@ void add_assumptions(Answer& answer, const Predictor& predictor) {
     add({{"gradient accumulation", std::string(first->plan.precision.accumulation == DType::fp32 ? "fp32" : "16 bit"),
           "more than one micro-step: small gradients would be lost in 16 bit"}});
   }
+  add({{"engine", "zeroplan",
+        "our own runtime, still being built; DeepSpeed and FSDP2 hold other buffers and are slower: their predictions "
+        "come with --engine"}});
   add({{"gradient clipping", fmt::format("global norm {:g}", first->plan.clip_norm),
         "default of the plan; the update waits for all gradients"}});
 }
@@ -109,12 +112,16 @@ std::vector<Advice> advise(const Answer& answer, const Candidate& candidate) {
   constexpr double kWorthSaying = 1.02;
   Predictor predictor(answer.request.model, answer.request.machine);
   std::vector<Advice> all;
-  // Compared like with like: both by the longest path.
-  const double now = predictor.step_with(candidate.plan, ResourceRole::sm, 1).base();
+  const auto step_with = [&](ResourceRole role, double factor) {
+    return candidate.prediction.simulated ? predictor.played_step_with(candidate.plan, role, factor).base()
+                                          : predictor.step_with(candidate.plan, role, factor).base();
+  };
+  const double now = step_with(ResourceRole::sm, 1);  // like with like: a long step is played shortly
   for (int r = 0; r < kNumRoles; ++r) {
     const auto role = static_cast<ResourceRole>(r);
-    if (candidate.prediction.busy[static_cast<std::size_t>(r)] == Seconds()) continue;
-    const double then = predictor.step_with(candidate.plan, role, 0.5).base();
+    // Half of a time that is a small part of the step cannot matter.
+    if (candidate.prediction.busy[static_cast<std::size_t>(r)] < 0.02 * candidate.prediction.step) continue;
+    const double then = step_with(role, 0.5);
     if (now / then < kWorthSaying) continue;
     std::string name = role_name(role, answer.request.machine);
     const bool names_a_rate = name.ends_with("bandwidth") || name.ends_with("cores") || name.ends_with("arithmetic");

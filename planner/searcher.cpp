@@ -11,11 +11,12 @@ namespace {
 
 /// Search compares live peaks; the laid-out arena is a little larger. Room kept for that while filling tiers.
 constexpr double kArenaReserve = 0.005;
-constexpr int kRefined = 3;  // kinds of one family that are refined
+constexpr int kRefined = 4;  // kinds of one family that are refined
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
 constexpr double kGpuLackWeight = 8;
-/// The simulator plays about 20 M timed ops a second (docs/benchmarks.md); a search spends some 40 ms on it at most.
-constexpr double kMostPlayedOps = 6.5e5;
+/// The simulator plays about 20 M timed ops a second (docs/benchmarks.md); a search spends some 20 ms on it at most,
+/// and as much on its answer.
+constexpr double kMostPlayedOps = 4e5;
 
 /// Whether weight gradients are added to a whole resident gradient; a lone rank that sends them to the host writes them
 /// like a sharded one.
@@ -39,7 +40,7 @@ Searcher::Family Searcher::family_of(const Plan& p) {
 }
 
 Searcher::Kind Searcher::kind_of(const Plan& p) {
-  return std::tuple_cat(family_of(p), std::make_tuple(p.update, p.recompute, p.precision.split_master));
+  return std::tuple_cat(family_of(p), std::make_tuple(p.update, p.recompute, p.precision.split_master, p.micro_batch));
 }
 
 Bytes Searcher::gpu_budget() const { return (1 - request_.margin) * request_.machine.gpu.memory; }
@@ -114,13 +115,32 @@ std::vector<Candidate> Searcher::run() {
 
 /// Timed ops that the simulator would play: about 30 a layer and micro-step, forward and backward, on each rank of a
 /// node.
-double Searcher::played_ops(const Plan& plan) const {
+double Searcher::whole_ops(const Plan& plan) const {
   return 30.0 * static_cast<double>(request_.model.num_layers * plan.accumulation) * request_.machine.gpus_per_node;
 }
 
+/// Those of Predictor::play_shortly().
+double Searcher::played_ops(const Plan& plan) const {
+  const std::int64_t micro_steps = std::min(plan.accumulation, kShortSteps + kLongerSteps);
+  return whole_ops(plan) * static_cast<double>(micro_steps) / static_cast<double>(plan.accumulation);
+}
+
 void Searcher::play(Candidate& c) {
-  use_simulation(c.prediction, predictor_.simulate(c.plan, {}), request_.machine);
+  use_simulation(c.prediction, predictor_.play_shortly(c.plan), request_.machine);
   ++stats_.simulated;
+}
+
+/// A plan that keeps everything on the GPU goes first if it is as fast as makes no difference.
+void Searcher::prefer_simpler(std::vector<Candidate>& plans) const {
+  constexpr double kNoDifference = 1.003;
+  if (plans.size() < 2 || request_.objective == Objective::memory) return;
+  const auto offloads = [](const Candidate& c) { return c.plan.optimizer.hbm < c.plan.optimizer.total(); };
+  if (!offloads(plans.front())) return;
+  const Seconds limit = kNoDifference * plans.front().prediction.step;
+  const auto simple = std::find_if(plans.begin(), plans.end(), [&](const Candidate& c) {
+    return !offloads(c) && c.prediction.simulated == plans.front().prediction.simulated && c.prediction.step <= limit;
+  });
+  if (simple != plans.end()) std::rotate(plans.begin(), simple, simple + 1);
 }
 
 /// The best of `top_k` families, best first. An estimate sees no contention, so it is a lower bound of the played step:
@@ -158,6 +178,13 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
       reported.push_back(std::move(c));
       pool.erase(best);
     }
+  }
+  prefer_simpler(reported);
+  // The answer itself is played whole, as `simulate` plays it.
+  if (!reported.empty() && reported.front().prediction.simulated &&
+      whole_ops(reported.front().plan) <= kMostPlayedOps) {
+    Candidate& answer = reported.front();
+    use_simulation(answer.prediction, predictor_.simulate(answer.plan, {}), request_.machine);
   }
   return reported;
 }

@@ -24,7 +24,7 @@ class Searcher {
 
  private:
   /// Plans that differ here are different plans; within one kind only the best is kept.
-  using Kind = std::tuple<int, int, Tier, Tier, Tier, UpdateOn, Recompute, bool>;
+  using Kind = std::tuple<int, int, Tier, Tier, Tier, UpdateOn, Recompute, bool, std::int64_t>;
   static Kind kind_of(const Plan& plan);
   /// Alternatives that are reported differ here: in stage, group, or where states live.
   using Family = std::tuple<int, int, Tier, Tier, Tier>;
@@ -51,6 +51,8 @@ class Searcher {
   void refine_recompute(Candidate& candidate);
   void refine_prefetch(Candidate& candidate);
   bool lay_out_plan(Candidate& candidate);
+  void prefer_simpler(std::vector<Candidate>& plans) const;
+  double whole_ops(const Plan& plan) const;
   double played_ops(const Plan& plan) const;
   void play(Candidate& candidate);
 

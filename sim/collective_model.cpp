@@ -28,12 +28,12 @@ constexpr NetworkFraction kNetworkFractions[] = {
     {"EFA v4", 0.95, "382 of 400 GB/s on 4 x p6-b200"},
     {"TCPXO", 0.94, "189 of 200 GB/s on 2 x A3 Mega"},
     {"TCPX", 0.83, "as the lowest measured with GPUDirect"},
-    {"InfiniBand", 0.87, "step-time.md section 2; measured 0.85 to 0.96"},
-    {"IB ", 0.87, "step-time.md section 2; measured 0.85 to 0.96"},
+    {"InfiniBand", 0.87, "docs/cost-model.md; measured 0.85 to 0.96"},
+    {"IB ", 0.87, "docs/cost-model.md; measured 0.85 to 0.96"},
     {"RoCE", 0.83, "329 to 336 of 400 GB/s on 2 x A3 Ultra"},
     {"EFA", 0.83, "as EFA v1"},
 };
-constexpr NetworkFraction kTcp = {"", 0.5, "TCP sockets: 0.4 to 0.6 (nccl.md section 9)"};
+constexpr NetworkFraction kTcp = {"", 0.5, "TCP sockets: 0.4 to 0.6 (docs/cost-model.md)"};
 
 const NetworkFraction& network_fraction(std::string_view kind) {
   for (const NetworkFraction& entry : kNetworkFractions)
@@ -261,7 +261,7 @@ std::vector<Assumption> CollectiveModel::assumptions() const {
          fmt::format("{} ring at {:.4g} GB/s for large messages", to_string(inside.link), inside.ring.base() / 1e9),
          inside.link == LinkClass::nvlink && interconnect_ != Interconnect::nvlink_pairs
              ? fmt::format("{} size curve ({}), scaled by the link rate", family_, law_->source)
-             : "measured fractions of the link rate, nccl.md section 5"});
+             : "measured fractions of the link rate, docs/cost-model.md"});
   }
   if (nodes_ > 1)
     list.push_back({"collectives between nodes",
@@ -269,7 +269,7 @@ std::vector<Assumption> CollectiveModel::assumptions() const {
                     std::string(network_source_)});
   if (setting_ == CollectiveSetting::in_step)
     list.push_back({"collective latency inside a step", fmt::format("{} x the ring's", nccl::kStepLatencyFactor),
-                    "step-time.md section 2, fitted to training steps"});
+                    "docs/cost-model.md, fitted to training steps"});
   return list;
 }
 

@@ -23,7 +23,7 @@ CommunicatorMemory communicator_memory(const MachineSpec& machine, RankGroup gro
   const auto answer = [](Bytes bytes, const char* reason) {
     return CommunicatorMemory{bytes,
                               {"NCCL buffers of one communicator", fmt::format("{:.1f} GB", bytes.base() / kGB),
-                               std::string(reason) + " (nccl.md section 9)"}};
+                               std::string(reason) + " (docs/cost-model.md)"}};
   };
   if (group.ranks <= 1) return {Bytes(), {"NCCL buffers of one communicator", "0 GB", "one rank: no connections"}};
   const bool network = group.nodes > 1;

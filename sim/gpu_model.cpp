@@ -256,9 +256,10 @@ std::vector<Assumption> GpuModel::assumptions() const {
     add(name_ + " sustained matmul", fmt::format("{:.3g} of the dense peak", sustained_), sustained_source_);
   }
   add("matmuls of the engine", fmt::format("{:.2f} of the sustained rate", gemm_curve_.engine_fraction),
-      gemm_curve_.timed_on_device ? "0.88 of step-time.md section 2 (A100, H200, llmq on H100), less what that charged "
-                                    "to the Ampere curve's shapes"
-                                  : "step-time.md section 2: A100 0.87, H200 0.89, llmq on H100 0.89");
+      gemm_curve_.timed_on_device
+          ? "0.88 as on earlier GPUs (docs/cost-model.md: A100, H200, llmq on H100), less what that charged "
+            "to the Ampere curve's shapes"
+          : "docs/cost-model.md: A100 0.87, H200 0.89, llmq on H100 0.89");
   add("matmul shape curve", gemm_curve_.arch, gemm_curve_.source);
   if (has_flash_) {
     add("attention",

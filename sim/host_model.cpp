@@ -82,7 +82,7 @@ std::vector<Assumption> HostModel::assumptions() const {
                                                  : "0.825 and 0.605 of x16, measured on an A100"});
   if (nvme_read_ > BytesPerSecond())
     list.push_back({"disks", fmt::format("{:.2f} of the given rates; mixed reads and writes share them", kDiskFraction),
-                    "goal R12, not measured"});
+                    "what the runtime aims at; not measured"});
   if (cores_assumed_)
     list.push_back({"host cores", fmt::format("{:.0f}", cores_), "6 a GPU, as p4d; the machine does not say"});
   return list;
