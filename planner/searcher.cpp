@@ -228,15 +228,21 @@ Searcher::Fit Searcher::try_choice(const Choice& choice) {
   // Sound: compute runs these kernels one after the other whatever the placement.
   if (known != kernel_seconds_.end() && known->second * (1 - 1e-9) > cut()) return Fit::no;
   const bool offloads = choice.offload.optimizer != Tier::hbm;
-  // For least GPU memory everything that may leave leaves; otherwise what fits comes back.
-  const bool spreads = offloads && !choice.offload.whole && request_.objective != Objective::memory;
-  if (spreads && choice.offload.optimizer == Tier::nvme) {
-    plan.optimizer = Placement::all(Tier::host, plan.optimizer.total());
+  const bool movable = offloads && !choice.offload.whole;
+  // For least GPU memory everything that may leave leaves, if the other tiers hold it; otherwise what fits comes back.
+  if (movable && request_.objective == Objective::memory) {
+    const Prediction least = evaluate(plan);
+    if (fits(least, request_.margin)) {
+      keep(plan, least);
+      return Fit::yes;
+    }
   }
+  if (movable && choice.offload.optimizer == Tier::nvme)
+    plan.optimizer = Placement::all(Tier::host, plan.optimizer.total());
   Prediction p = evaluate(plan);
   kernel_seconds_.try_emplace(key, p.kernels.base());
   if (p.gpu.peak > gpu_budget()) return Fit::gpu_full;
-  if (spreads) {
+  if (movable) {
     if (!spread(plan, choice.offload, p)) return Fit::no;
     p = evaluate(plan);
   }
@@ -296,12 +302,9 @@ bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& a
     return false;  // then nothing needs to leave: another style
   }
   const double host_room = host_budget_per_rank().base() - host_used + freed;  // less than 0: so much must go to disk
-  if (host_room >= 0) {
-    if (style.optimizer == Tier::nvme) return false;  // the host style covers it
-    return true;
-  }
-  if (style.optimizer != Tier::nvme) return false;
-  double held = 0;  // states on the host; gradients stay there whatever goes to disk
+  if (style.optimizer != Tier::nvme) return host_room >= 0;
+  if (host_room >= 2 * largest) return false;  // the host style covers it, gaps of the arena included
+  double held = 0;                             // states on the host; gradients stay there whatever goes to disk
   for (int i = plan.optimizer.hbm; i < blocks; ++i) held += states[static_cast<std::size_t>(i)];
   const double may_hold = held + host_room - 3 * largest;  // slots between disk and Adam
   int to_disk = 0;
@@ -330,7 +333,8 @@ void Searcher::refine_recompute(Candidate& c) {
     plan.recompute_layers = middle;
     const Prediction p = evaluate(plan);
     const bool ok = fits(p, request_.margin + kArenaReserve);
-    if (ok && better(p, c.prediction)) c = {plan, p};
+    // As fast by the estimate is enough: fewer layers are less work for what the estimate does not see.
+    if (ok && !better(c.prediction, p)) c = {plan, p};
     (ok ? enough : too_few) = middle;
   }
 }
@@ -345,22 +349,54 @@ void Searcher::refine_prefetch(Candidate& c) {
   }
 }
 
-/// The reported figures come from the laid-out arena. When its gaps do not fit, states move one block further out.
+/// Moves at least `missing` bytes of a rank off the GPU: optimizer states first, then weights, then activations by
+/// recomputing more layers. False when nothing is left to move or the user fixed it.
+bool Searcher::relieve_gpu(Plan& plan, double missing) const {
+  const bool movable = !request_.constraints.offload;
+  for (const bool states : {true, false}) {
+    Placement& placed = states ? plan.optimizer : plan.parameters;
+    const bool elsewhere = placed.host + placed.nvme > 0;
+    if (!movable || !elsewhere || placed.hbm == 0) continue;
+    const auto bytes = block_bytes(plan, states);
+    int blocks = 0;
+    for (double moved = 0; moved < missing && blocks < placed.hbm; ++blocks) {
+      moved += bytes[static_cast<std::size_t>(placed.hbm - 1 - blocks)];
+    }
+    placed.hbm -= blocks;
+    (placed.host > 0 ? placed.host : placed.nvme) += blocks;
+    return true;
+  }
+  if (plan.recompute == Recompute::none || plan.recompute_layers >= static_cast<int>(request_.model.num_layers))
+    return false;
+  ++plan.recompute_layers;
+  return true;
+}
+
+/// Moves at least `missing` bytes of a rank from the host to disk.
+bool Searcher::relieve_host(Plan& plan, double missing) const {
+  if (request_.constraints.offload || request_.machine.nvme.drives == 0) return false;
+  const auto bytes = block_bytes(plan, true);
+  int blocks = 0;
+  for (double moved = 0; moved < missing && blocks < plan.optimizer.host; ++blocks) {
+    moved += bytes[static_cast<std::size_t>(plan.optimizer.hbm + plan.optimizer.host - 1 - blocks)];
+  }
+  plan.optimizer.host -= blocks;
+  plan.optimizer.nvme += blocks;
+  return blocks > 0;
+}
+
+/// The reported figures come from the laid-out arena. Where its gaps do not fit, states move outwards.
 bool Searcher::lay_out_plan(Candidate& c) {
-  for (int attempt = 0; attempt < 4; ++attempt) {
+  constexpr int kAttempts = 8;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
     c.prediction = predictor_.predict(c.plan, Detail::laid_out);
     if (fits(c.prediction, request_.margin)) return true;
-    const bool style_fixed = request_.constraints.offload.has_value();
-    if (c.plan.optimizer.hbm > 0 && c.plan.optimizer.host > 0 && !style_fixed) {
-      --c.plan.optimizer.hbm, ++c.plan.optimizer.host;
-    } else if (c.plan.parameters.hbm > 0 && c.plan.parameters.host > 0 && !style_fixed) {
-      --c.plan.parameters.hbm, ++c.plan.parameters.host;
-    } else if (c.plan.recompute != Recompute::none &&
-               c.plan.recompute_layers < static_cast<int>(request_.model.num_layers)) {
-      ++c.plan.recompute_layers;
-    } else {
-      return false;
-    }
+    const double gpu = (c.prediction.gpu.peak - gpu_budget()).base();
+    const double host = c.prediction.host ? c.prediction.host->peak.base() / request_.machine.gpus_per_node -
+                                                host_budget_per_rank().base()
+                                          : 0;
+    const bool moved = gpu > 0 ? relieve_gpu(c.plan, gpu) : host > 0 && relieve_host(c.plan, host);
+    if (!moved) return false;
   }
   return false;
 }
