@@ -97,7 +97,7 @@ class Predictor {
 void use_simulation(Prediction& prediction, const Simulation& simulation, const MachineSpec& machine);
 
 /// Micro-steps that play_shortly() plays of a longer step: two short steps, of these many.
-inline constexpr std::int64_t kShortSteps = 2, kLongerSteps = 4;
+inline constexpr std::int64_t kShortSteps = 2, kLongerSteps = 3;
 
 /// peak <= capacity x (1 - margin) on every tier.
 bool fits(const Prediction& prediction, double margin);
