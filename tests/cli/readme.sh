@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # readme.sh ZEROPLAN SOURCE: runs every "$ zeroplan ..." of README.md in order, in one folder. Exit 0, or the code that the line
-# names ("# exit 1").
+# names ("# exit 1"). Then compares the shown output with what the program prints.
 set -uo pipefail
 zeroplan="$(realpath -- "${1:?the program}")"
 source="$(realpath -- "${2:?the source folder}")"
@@ -23,5 +23,6 @@ while IFS= read -r line; do
     cat err
   fi
 done < <(grep '^\$ zeroplan ' "$source/README.md")
+if ! ZEROPLAN="$zeroplan" bash "$source/scripts/readme" --check; then ((failed += 1)); fi
 printf '%d commands of README.md, %d failed\n' "$total" "$failed"
 ((total > 0 && failed == 0))
