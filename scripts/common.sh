@@ -8,7 +8,7 @@ kMachineFailed=3
 kBug=70
 
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libcli11-dev libeigen3-dev libboost-dev libpugixml-dev)
-test_packages=(catch2 clang-format-14)
+test_packages=(catch2 clang-format-14 python3)
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 
