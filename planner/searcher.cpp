@@ -14,8 +14,8 @@ constexpr double kArenaReserve = 0.005;
 constexpr int kRefined = 4;  // kinds of one family that are refined
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
 constexpr double kGpuLackWeight = 8;
-/// Timed ops played to rank the short list, and to play the answer whole: some 15 and 20 ms where transfers share memory
-/// and links all the time (docs/benchmarks.md; in lockstep it is four times as fast).
+/// Timed ops played to rank the short list, and to play the answer whole: some 15 and 20 ms where transfers share
+/// memory and links all the time (docs/benchmarks.md; in lockstep it is four times as fast).
 constexpr double kMostPlayedOps = 2.5e5;
 constexpr double kMostWholeOps = 4e5;
 
@@ -182,8 +182,7 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
   }
   prefer_simpler(reported);
   // The answer itself is played whole, as `simulate` plays it.
-  if (!reported.empty() && reported.front().prediction.simulated &&
-      whole_ops(reported.front().plan) <= kMostWholeOps) {
+  if (!reported.empty() && reported.front().prediction.simulated && whole_ops(reported.front().plan) <= kMostWholeOps) {
     Candidate& answer = reported.front();
     use_simulation(answer.prediction, predictor_.simulate(answer.plan, {}), request_.machine);
   }
