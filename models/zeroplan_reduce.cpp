@@ -66,10 +66,9 @@ void Emitter::reduce_shard(int i, Block& b, BufferId gradient) {
   OpRef done = last_compute();
   BufferId reduced = b.gradient_shard;
   if (plan_.ranks == 1) {
-    reduced = gradient;  // nothing to reduce: it goes on as it is
-  } else if (plan_.zero_stage == 0 || !sharded()) {
-    done = all_reduce(i, b, sharded() ? Group::replica : Group::all, {gradient, Access::read_write}, b.layout.padded,
-                      p.gradients, done);
+    reduced = gradient;     // nothing to reduce: it goes on as it is
+  } else if (!sharded()) {  // stage 0 too: check_plan() allows no shard group there
+    done = all_reduce(i, b, Group::all, {gradient, Access::read_write}, b.layout.padded, p.gradients, done);
     reduced = gradient;
   } else {
     if (!direct) {

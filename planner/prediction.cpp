@@ -90,7 +90,6 @@ std::optional<FlopsPerSecond> peak_of(const GpuSpec& gpu, DType type) {
 
 constexpr bool is_compute(ResourceRole r) { return r == ResourceRole::sm || r == ResourceRole::hbm; }
 constexpr bool is_link(ResourceRole r) { return r == ResourceRole::links || r == ResourceRole::network; }
-constexpr bool is_disk(ResourceRole r) { return r == ResourceRole::nvme_read || r == ResourceRole::nvme_write; }
 
 std::string limit_of(ResourceRole role, const Prediction& p, const MachineSpec& machine) {
   const double share = 100 * (p.busy[static_cast<std::size_t>(role)] / p.step);

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "models/overloaded.h"
+#include "sim/blame.h"
 
 namespace zeroplan {
 namespace {
@@ -16,28 +16,7 @@ constexpr double kSteadyTolerance = 1e-14;
 /// rounding does not decide whom a wait is blamed on.
 constexpr double kTieTolerance = 1e-13;
 
-enum class Blame : std::uint8_t { compute, communication, offload, optimizer, idle };
-constexpr std::size_t kNumBlames = 5;
 using Sums = std::array<double, kNumBlames>;
-
-Blame blame_of(const Op& op, const Work& work) {
-  const bool updates = op.phase == Phase::optimizer || std::holds_alternative<AdamStep>(work);
-  switch (op.stream) {
-    case Stream::compute:
-      return updates ? Blame::optimizer : Blame::compute;
-    case Stream::host:
-      return updates ? Blame::optimizer : Blame::offload;
-    case Stream::gather:
-    case Stream::reduce:
-      return Blame::communication;
-    case Stream::h2d:
-    case Stream::d2h:
-    case Stream::nvme_read:
-    case Stream::nvme_write:
-      return Blame::offload;
-  }
-  return Blame::idle;
-}
 
 }  // namespace
 

@@ -2,31 +2,10 @@
 
 #include <algorithm>
 
+#include "sim/blame.h"
+
 namespace zeroplan {
 namespace {
-
-enum class Blame : std::uint8_t { compute, communication, offload, optimizer, idle };
-constexpr std::size_t kNumBlames = 5;
-
-/// As Estimate's breakdown has it.
-Blame blame_of(const Op& op, const Work& work) {
-  const bool updates = op.phase == Phase::optimizer || std::holds_alternative<AdamStep>(work);
-  switch (op.stream) {
-    case Stream::compute:
-      return updates ? Blame::optimizer : Blame::compute;
-    case Stream::host:
-      return updates ? Blame::optimizer : Blame::offload;
-    case Stream::gather:
-    case Stream::reduce:
-      return Blame::communication;
-    case Stream::h2d:
-    case Stream::d2h:
-    case Stream::nvme_read:
-    case Stream::nvme_write:
-      return Blame::offload;
-  }
-  return Blame::idle;
-}
 
 /// Whom each op of the reported rank waited for, and so what the compute stream did.
 class Attribution {
