@@ -1,0 +1,82 @@
+#pragma once
+// One training micro-step of a Hugging Face model as PyTorch runs it eagerly (transformers 5.17, torch 2.11): every
+// allocation and free of an activation or gradient, in order, with the kernels between them and the module hooks of
+// both directions. Engines (DeepSpeed, FSDP2) add what they do at the hooks; the allocator model replays the result.
+// It is bookkeeping, not estimation: checked against ../shared/data/activations op by op.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/model_spec.h"
+#include "models/schedule.h"
+#include "models/units.h"
+
+namespace zeroplan {
+
+enum class EagerAttention : std::uint8_t { sdpa, eager };
+
+struct EagerOptions {
+  TokenShape tokens;           // micro-batch x sequence
+  bool checkpointing = false;  // gradient checkpointing of every block
+  bool reentrant = false;      // of that checkpointing
+  EagerAttention attention = EagerAttention::sdpa;
+  DType type = DType::bf16;    // of parameters and compute
+  std::int64_t lora_rank = 0;  // adapters on all linear layers of the blocks (peft); 0: none
+  bool keeps_output = false;   // the caller holds the model's output (the logits) until backward has ended
+};
+
+struct EagerParameter {
+  std::string name;  // Hugging Face name
+  std::vector<std::int64_t> shape;
+  std::int64_t elements = 0;
+  bool trainable = true;
+};
+
+struct EagerModule {
+  std::string name;             // "model.layers.3.self_attn.q_proj"; "" for the root
+  std::string type;             // "Linear"
+  std::vector<int> parameters;  // its own, not its children's: indices into EagerStep::parameters
+  int layer = -1;               // the block it belongs to; -1: outside the blocks
+  bool is_block = false;        // it is a block itself: the unit that FSDP wraps and checkpointing recomputes
+};
+
+enum class EagerEventKind : std::uint8_t {
+  alloc,        // storage `id` of `bytes` is born
+  free,         // storage `id` dies
+  kernel,       // work runs: `id` indexes EagerStep::works
+  gradient,     // the gradient of parameter `id` is complete, in storage `storage`; the engine owns it from here
+  forward_pre,  // module `id`
+  forward_post,
+  backward_pre,
+  backward_post,
+  forward_end,  // the loss is there and the output dropped (unless keeps_output)
+  backward_end,
+};
+
+struct EagerEvent {
+  EagerEventKind kind = EagerEventKind::alloc;
+  std::int32_t id = 0;
+  std::int32_t storage = -1;  // gradient only
+  std::int64_t bytes = 0;     // alloc only
+};
+
+struct EagerStep {
+  std::vector<EagerParameter> parameters;  // in the order of named_parameters()
+  std::vector<EagerModule> modules;        // in the order of named_modules(); 0 is the root
+  std::vector<Compute> works;
+  std::vector<EagerEvent> events;
+};
+
+/// Throws InputError naming the family or the option when no eager graph is known for it; never approximates silently.
+EagerStep eager_step(const ModelSpec& model, const EagerOptions& options);
+
+/// What data/activations measures: bytes above parameters and inputs, storages rounded to 512.
+struct EagerPeaks {
+  Bytes saved;  // alive after forward, the loss included
+  Bytes forward;
+  Bytes backward;  // each gradient is dropped as soon as it is complete
+};
+EagerPeaks eager_peaks(const EagerStep& step);
+
+}  // namespace zeroplan
