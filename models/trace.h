@@ -8,6 +8,7 @@ namespace zeroplan {
 
 struct Span {
   Seconds start, end;
+  friend bool operator==(const Span&, const Span&) = default;
 };
 
 /// When each op of a flat schedule ran: ops[i] belongs to Schedule::ops()[i]. From estimate(), simulate() or an
