@@ -107,6 +107,7 @@ void Emitter::declare_resident() {
     declare_states(i, b);
   }
   declare_rings();
+  if (needs_barrier()) declare_norm();
 }
 
 void Emitter::declare_weights(int i, Block& b) {

@@ -161,6 +161,8 @@ std::string_view to_string(BufferRole role) {
       return "token ids";
     case BufferRole::scalars:
       return "scalars";
+    case BufferRole::norm:
+      return "gradient norm";
   }
   return "";
 }
@@ -207,6 +209,8 @@ std::string compute_name(const Compute& c, const ModelSpec& model) {
       return "gradient norm";
     case kZero:
       return "clear gradients";
+    case kNormSum:
+      return "add the host's gradient norm";
     default:
       break;
   }

@@ -45,7 +45,8 @@ enum class BufferRole : std::uint8_t {
   value_gradient,
   logits,
   token_ids,
-  scalars,  // loss, norm, clip factor
+  scalars,  // the sum of the losses
+  norm,     // sum of squares of the gradients: a fixed-point number in 64 floats (runtime/exact_sum.h)
 };
 std::string_view to_string(BufferRole role);
 
@@ -114,7 +115,8 @@ inline constexpr std::int16_t kHeadWeight = -5;    // gradient of the output mat
 inline constexpr std::int16_t kGradientSum = -6;   // value gradients of two consumers added
 inline constexpr std::int16_t kAccumulate = -7;    // reduced gradient shard added to the accumulator
 inline constexpr std::int16_t kGradientNorm = -8;  // sum of squares of a gradient shard
-inline constexpr std::int16_t kZero = -9;          // clears the accumulators
+inline constexpr std::int16_t kZero = -9;          // clears what it writes
+inline constexpr std::int16_t kNormSum = -10;      // the host's part of the global norm added to the device's
 
 enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
 std::string_view to_string(CollectiveKind kind);
@@ -160,6 +162,7 @@ struct OpRef {
 };
 
 enum class Access : std::uint8_t { read, write, read_write };
+/// For what sums (gradients, norms), `write` begins a sum and `read_write` adds to it.
 struct Operand {
   BufferId buffer;
   Access access = Access::read;

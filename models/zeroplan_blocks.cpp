@@ -146,7 +146,9 @@ void Emitter::parameter_operands(const GraphOp& op, const BlockKind& kind, const
     if (tied) operands_.push_back({embedding_.weights, Access::read});
   }
   if (step.weight_gradient) {
-    if (own) operands_.push_back({c.gradient, Access::read_write});
+    // Tables were cleared, and a tied one has the head's part already.
+    const bool adds = op.inputs.empty() || accumulate_weights(block(c.index));
+    if (own) operands_.push_back({c.gradient, adds ? Access::read_write : Access::write});
     if (tied) operands_.push_back({embedding_gradient_, Access::read_write});
   }
 }
@@ -323,7 +325,7 @@ void Emitter::loss_chunk(int i, const BlockKind& kind, std::int64_t rows, Buffer
   add(Stream::compute, i, w.data, {},
       {{logits, Access::read}, {weights, Access::read}, {hidden_gradient_, Access::write}});
   add(Stream::compute, i, w.weight, {},
-      {{logits, Access::read}, {input, Access::read}, {gradient, Access::read_write}});
+      {{logits, Access::read}, {input, Access::read}, {gradient, adds ? Access::read_write : Access::write}});
   free_one(i, logits);
 }
 

@@ -55,6 +55,10 @@ class Emitter {
     kMemoryZero,
     kGradientZero,
     kFeatureLoss,
+    kNormZero,
+    kNormH2d,
+    kNormSumWork,
+    kNormD2h,
   };
 
   // --- facts of the plan ---------------------------------------------------------------------------
@@ -291,19 +295,28 @@ class Emitter {
   // --- optimizer (zeroplan_update.cpp) -------------------------------------------------------------
 
   void optimizer();
-  OpRef global_norm(OpRef after);
+  /// Declares what the global norm is summed in.
+  void declare_norm();
+  void clear_norm(Stream stream, BufferId norm, OpRef after);
+  Barrier global_norm(OpRef after);
+  /// Adds the host's part of the norm to the device's.
+  OpRef norm_from_host(OpRef after);
   /// One block's update, wherever its states are, and the gathering of its new weights below stage 3.
-  void update(int i, OpRef barrier);
+  void update(int i, const Barrier& barrier);
   WorkId adam_work(const Block& b);
   /// Adds master and moments to `operands_`.
   void state_operands(const Block& b, Access access);
+  /// Adds the global norm to `operands_` if there is one: it scales the gradients.
+  void norm_operand(BufferId norm) {
+    if (needs_barrier()) operands_.push_back({norm, Access::read});
+  }
   Bytes state_bytes(const Block& b) const;
   WorkId state_copy(const Block& b, What what, Memory from, Memory to);
   /// States on disk come into a pinned slot; go back, and the slot is given back.
   OpRef read_states(int i, const Block& b, const Ring::Slot& slot);
   void write_states(int i, const Block& b, BufferId slot, OpRef after);
   OpRef update_on_device(int i, Block& b, OpRef barrier);
-  OpRef update_on_host(int i, Block& b, OpRef barrier);
+  OpRef update_on_host(int i, Block& b, const Barrier& barrier);
   /// Brings the gradient to a pinned slot; `gradient` becomes that slot.
   OpRef gradient_to_host(int i, const Block& b, BufferId& gradient, OpRef barrier);
   /// Adam on the host's cores; leaves the new weights in `weight_target_`.
@@ -331,6 +344,7 @@ class Emitter {
   std::vector<Operand> operands_;  // scratch
 
   BufferId token_ids_, scalars_;
+  BufferId norm_, host_norm_, norm_part_;  // the norm on the device; on the host; the host's part on the device
   std::array<OpRef, kNumStreams> last_on_{};
   std::vector<Gather> queue_;
   Gather embedding_;

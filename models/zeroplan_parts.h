@@ -69,6 +69,11 @@ struct ChunkWorks {
   WorkId logits, loss, data, weight;
 };
 
+/// What an update waits for on either side: every gradient known, or with a global norm the norm there.
+struct Barrier {
+  OpRef device, host;
+};
+
 /// The latest reduction, and what it holds until it is done.
 struct Pending {
   OpRef done;

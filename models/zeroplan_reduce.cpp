@@ -92,7 +92,7 @@ void Emitter::reduce_shard(int i, Block& b, BufferId gradient) {
   pending_.done = done;
   // Without a global norm to wait for, the update starts as soon as the gradient is there.
   if (last_micro_step() && !needs_barrier() && b.host_gradient && plan_.update == UpdateOn::host) {
-    update(i, done);
+    update(i, {done, done});
   }
 }
 

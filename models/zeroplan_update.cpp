@@ -3,6 +3,12 @@
 #include "models/zeroplan_emitter.h"
 
 namespace zeroplan::zeroplan_engine {
+namespace {
+
+constexpr std::int64_t kNormElements = 64;  // an ExactSum has 40 digits; one buffer unit
+constexpr std::uint32_t kNoBuffer = 0xffffffff;
+
+}  // namespace
 
 OpRef Emitter::join(int b) {
   std::vector<OpRef> all;
@@ -14,8 +20,9 @@ OpRef Emitter::join(int b) {
 
 void Emitter::optimizer() {
   phase_ = Phase::optimizer;
-  OpRef barrier = join(-1);
-  if (needs_barrier()) barrier = global_norm(barrier);
+  const OpRef gradients = join(-1);
+  Barrier barrier{gradients, gradients};
+  if (needs_barrier()) barrier = global_norm(gradients);
   const auto left_to_do = [&](int i) {
     const Block& b = block(i);
     const bool done_in_backward = !needs_barrier() && b.host_gradient && plan_.update == UpdateOn::host;
@@ -31,9 +38,33 @@ void Emitter::optimizer() {
   join(-1);
 }
 
+// The norm lies where gradients do; the all-reduce is on the device; whoever updates reads it on its side.
+void Emitter::declare_norm() {
+  const Bytes size = bytes_of(kNormElements, DType::fp32);
+  norm_ = resident(BufferRole::norm, Memory::hbm, Owner::buffers, -1, size);
+  const auto some = [&](auto holds) { return std::any_of(blocks_.begin(), blocks_.end(), holds); };
+  const bool summed_on_host = some([](const Block& b) { return b.layout.padded > 0 && b.host_gradient; });
+  const bool updated_on_host = plan_.update == UpdateOn::host &&
+                               some([](const Block& b) { return b.layout.padded > 0 && b.optimizer != Tier::hbm; });
+  if (summed_on_host) norm_part_ = resident(BufferRole::norm, Memory::hbm, Owner::buffers, -1, size);
+  if (summed_on_host || updated_on_host) {
+    host_norm_ = resident(BufferRole::norm, Memory::pinned, Owner::buffers, -1, size);
+  }
+}
+
+void Emitter::clear_norm(Stream stream, BufferId norm, OpRef after) {
+  const bool on_host = stream == Stream::host;
+  const WorkId work = shared(-1, kNormZero + (on_host ? 200 : 0), [&] {
+    return Compute{-1, kZero, Pass::backward, Pointwise{builder_.buffer(norm).size}, on_host};
+  });
+  add(stream, -1, work, {after}, {{norm, Access::write}});
+}
+
 // Sum of squares of every shard where it lies, then one small all-reduce among the ranks that share one copy of the
 // states: nothing is updated before.
-OpRef Emitter::global_norm(OpRef after) {
+Barrier Emitter::global_norm(OpRef after) {
+  clear_norm(Stream::compute, norm_, after);
+  if (norm_part_.index != kNoBuffer) clear_norm(Stream::host, host_norm_, after);
   for_blocks(0, num_blocks() - 1, false, [&](int i) {
     const Block& b = block(i);
     if (b.layout.padded == 0) return;
@@ -41,24 +72,42 @@ OpRef Emitter::global_norm(OpRef after) {
       const Pointwise traffic{bytes_of(update_elements(b), plan_.precision.accumulation)};
       return Compute{-1, kGradientNorm, Pass::backward, traffic, b.host_gradient};
     });
-    add(b.host_gradient ? Stream::host : Stream::compute, i, work, {after}, {{final_gradient(b), Access::read}});
+    add(b.host_gradient ? Stream::host : Stream::compute, i, work, {after},
+        {{final_gradient(b), Access::read}, {b.host_gradient ? host_norm_ : norm_, Access::read_write}});
   });
-  const OpRef summed = join(-1);
-  if (!sharded()) return summed;
-  // Every replica holds the whole gradient among its ranks: a sum over all ranks would count it once a replica.
-  const WorkId scalar = shared(-1, kScalarReduce, [&] {
-    return Collective{CollectiveKind::all_reduce, Group::shard, 1, 64, DType::fp32};
+  OpRef known = join(-1);
+  if (norm_part_.index != kNoBuffer) known = norm_from_host(known);
+  if (sharded()) {
+    // Every replica holds the whole gradient among its ranks: a sum over all ranks would count it once a replica.
+    const WorkId scalar = shared(-1, kScalarReduce, [&] {
+      return Collective{CollectiveKind::all_reduce, Group::shard, 1, kNormElements, DType::fp32};
+    });
+    known = add(Stream::reduce, -1, scalar, {known}, {{norm_, Access::read_write}});
+  }
+  if (host_norm_.index == kNoBuffer) return {known, known};
+  const WorkId down = shared(-1, kNormD2h, [&] {
+    return Copy{Memory::hbm, Memory::pinned, builder_.buffer(norm_).size};
   });
-  return add(Stream::reduce, -1, scalar, {summed}, {{scalars_, Access::read_write}});
+  return {known, add(Stream::d2h, -1, down, {known}, {{norm_, Access::read}, {host_norm_, Access::write}})};
 }
 
-void Emitter::update(int i, OpRef barrier) {
+OpRef Emitter::norm_from_host(OpRef after) {
+  const Bytes size = builder_.buffer(norm_).size;
+  const WorkId up = shared(-1, kNormH2d, [&] { return Copy{Memory::pinned, Memory::hbm, size}; });
+  const OpRef there = add(Stream::h2d, -1, up, {after}, {{host_norm_, Access::read}, {norm_part_, Access::write}});
+  const WorkId sum = shared(-1, kNormSumWork, [&] {
+    return Compute{-1, kNormSum, Pass::backward, Pointwise{3.0 * size}};
+  });
+  return add(Stream::compute, -1, sum, {there}, {{norm_part_, Access::read}, {norm_, Access::read_write}});
+}
+
+void Emitter::update(int i, const Barrier& barrier) {
   Block& b = block(i);
   OpRef done;
   if (b.optimizer == Tier::hbm) {
-    done = update_on_device(i, b, barrier);
+    done = update_on_device(i, b, barrier.device);
   } else {
-    done = plan_.update == UpdateOn::host ? update_on_host(i, b, barrier) : update_streamed(i, b, barrier);
+    done = plan_.update == UpdateOn::host ? update_on_host(i, b, barrier) : update_streamed(i, b, barrier.device);
   }
   if ((plan_.zero_stage == 1 || plan_.zero_stage == 2) && sharded()) {
     const WorkId work = shared(b.kind, kUpdateGather, [&] {
@@ -89,6 +138,7 @@ void Emitter::state_operands(const Block& b, Access access) {
 OpRef Emitter::update_on_device(int i, Block& b, OpRef barrier) {
   operands_ = {{final_gradient(b), Access::read}, {device_weights(b), Access::read_write}};
   state_operands(b, Access::read_write);
+  norm_operand(norm_);
   return add(Stream::compute, i, adam_work(b), std::span<const OpRef>(&barrier, 1), operands_);
 }
 
@@ -117,12 +167,12 @@ void Emitter::write_states(int i, const Block& b, BufferId slot, OpRef after) {
 // --- updated by the host ------------------------------------------------------------------------------
 
 // Gradients come down, new weights go up; states on disk pass through pinned slots.
-OpRef Emitter::update_on_host(int i, Block& b, OpRef barrier) {
-  OpRef gradient_there = barrier, states_there;
+OpRef Emitter::update_on_host(int i, Block& b, const Barrier& barrier) {
+  OpRef gradient_there = barrier.host, states_there;
   BufferId gradient = final_gradient(b);
   Ring::Slot states;
   const bool down = !b.host_gradient, disk = b.optimizer == Tier::nvme;
-  if (down) gradient_there = gradient_to_host(i, b, gradient, barrier);
+  if (down) gradient_there = gradient_to_host(i, b, gradient, barrier.host);
   if (disk) {
     states = nvme_states_.take();
     states_there = read_states(i, b, states);
@@ -160,6 +210,7 @@ OpRef Emitter::host_adam(int i, Block& b, std::array<OpRef, 3> after, BufferId g
     weight_target_ = b.shard;
   }
   operands_.push_back({weight_target_, Access::write});
+  norm_operand(host_norm_);
   const std::array<OpRef, 4> edges{after[0], after[1], after[2], slot_free};
   return add(Stream::host, i, adam_work(b), edges, operands_);
 }
@@ -225,9 +276,10 @@ OpRef Emitter::streamed_adam(int i, Block& b, BufferId states, OpRef there, OpRe
                          {{gradient, Access::read}, {slot.buffer, Access::write}});
     gradient = slot.buffer;
   }
-  const OpRef adam =
-      add(Stream::compute, i, adam_work(b), {there, gradient_there, barrier},
-          {{gradient, Access::read}, {states, Access::read_write}, {device_weights(b), Access::read_write}});
+  operands_ = {{gradient, Access::read}, {states, Access::read_write}, {device_weights(b), Access::read_write}};
+  norm_operand(norm_);
+  const std::array<OpRef, 3> edges{there, gradient_there, barrier};
+  const OpRef adam = add(Stream::compute, i, adam_work(b), edges, operands_);
   if (b.host_gradient) gradient_up_.give_back(adam);
   return adam;
 }
