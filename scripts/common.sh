@@ -7,7 +7,7 @@ root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 kMachineFailed=3
 kBug=70
 
-build_packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libcli11-dev libeigen3-dev libboost-dev libpugixml-dev)
+build_packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libcli11-dev libeigen3-dev libboost-dev libpugixml-dev liburing-dev)
 test_packages=(catch2 clang-format-14 python3)
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }

@@ -1,0 +1,197 @@
+#include "runtime/disk_queue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+
+#include "models/error.h"
+
+namespace zeroplan {
+namespace {
+
+std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return value / multiple * multiple; }
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return round_down(value + multiple - 1, multiple); }
+
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+
+bool worth_retrying(std::int64_t result) { return result == -EAGAIN || result == -EINTR; }
+
+}  // namespace
+
+// A block in flight. With a bounce buffer the kernel sees that one, else `piece.memory`.
+struct DiskQueue::Slot {
+  DiskPiece piece;
+  std::byte* memory = nullptr;
+  std::int64_t size = 0;  // asked of the kernel: piece.size, or rounded up to whole disk blocks
+  std::int64_t done = 0;
+  int stalls = 0;  // attempts since `done` last grew
+  std::unique_ptr<std::byte, FreeMemory> bounce;
+  std::int64_t bounce_size = 0;
+
+  bool bounced() const { return memory != piece.memory; }
+  bool make_bounce(std::int64_t at_least) {
+    if (bounce_size < at_least) {
+      bounce.reset(static_cast<std::byte*>(
+          std::aligned_alloc(static_cast<std::size_t>(kDiskAlignment), static_cast<std::size_t>(at_least))));
+      bounce_size = bounce ? at_least : 0;
+    }
+    memory = bounce.get();
+    return memory != nullptr;
+  }
+};
+
+class DiskQueue::Transfer {
+ public:
+  Transfer(DiskQueue& queue, DiskBackend& backend, DiskDirection direction, std::span<const DiskPiece> pieces)
+      : rules_(queue.rules_), slots_(queue.slots_), backend_(backend), direction_(direction), pieces_(pieces) {
+    for (int slot = rules_.depth; slot-- > 0;) idle_.push_back(slot);
+  }
+
+  // Returns when nothing is in flight any more.
+  void run() {
+    std::vector<DiskCompletion> ended;
+    while (true) {
+      std::optional<DiskPiece> block;
+      while (!failure_ && !idle_.empty() && (block = next_block())) start(*block);
+      if (in_flight_ == 0) break;
+      ended.clear();
+      backend_.wait(ended);
+      in_flight_ -= static_cast<int>(ended.size());
+      for (const DiskCompletion& completion : ended) finish(completion);
+    }
+  }
+
+  const std::optional<std::string>& failure() const { return failure_; }
+
+ private:
+  bool reading() const { return direction_ == DiskDirection::read; }
+
+  bool aligned(const std::byte* memory) const {
+    return reinterpret_cast<std::uintptr_t>(memory) % static_cast<std::uintptr_t>(rules_.memory_alignment) == 0;
+  }
+
+  // The next block to move; whole disk blocks as long as there are any, so that only the end needs a bounce buffer.
+  std::optional<DiskPiece> next_block() {
+    while (piece_ < pieces_.size() && at_ == pieces_[piece_].size) {
+      ++piece_;
+      at_ = 0;
+    }
+    if (piece_ == pieces_.size()) return std::nullopt;
+    const DiskPiece& piece = pieces_[piece_];
+    const std::int64_t left = piece.size - at_, whole = round_down(left, rules_.offset_alignment);
+    const bool direct = aligned(piece.memory + at_) && whole > 0;
+    const std::int64_t size = std::min(rules_.block, direct ? whole : left);
+    const DiskPiece block{piece.memory + at_, size, piece.offset + at_};
+    at_ += size;
+    return block;
+  }
+
+  void start(const DiskPiece& block) {
+    Slot& slot = slots_[static_cast<std::size_t>(idle_.back())];
+    slot.piece = block;
+    slot.memory = block.memory;
+    slot.size = round_up(block.size, rules_.offset_alignment);
+    slot.done = 0;
+    slot.stalls = 0;
+    if (slot.size != block.size || !aligned(block.memory)) {
+      if (!slot.make_bounce(round_up(slot.size, kDiskAlignment))) return fail(slot, "no memory for a bounce buffer");
+      if (!reading()) {
+        std::memcpy(slot.memory, block.memory, static_cast<std::size_t>(block.size));
+        std::memset(slot.memory + block.size, 0, static_cast<std::size_t>(slot.size - block.size));
+      }
+    }
+    submit(idle_.back());
+    idle_.pop_back();
+  }
+
+  void submit(int index) {
+    const Slot& slot = slots_[static_cast<std::size_t>(index)];
+    backend_.submit({direction_, slot.memory + slot.done, slot.size - slot.done, slot.piece.offset + slot.done, index});
+    ++in_flight_;
+  }
+
+  void finish(const DiskCompletion& completion) {
+    Slot& slot = slots_[static_cast<std::size_t>(completion.slot)];
+    if (completion.result < 0 && !worth_retrying(completion.result)) {
+      fail(slot, std::strerror(static_cast<int>(-completion.result)));
+    } else if (completion.result > slot.size - slot.done) {
+      fail(slot, fmt::format("{} bytes moved, more than asked", completion.result));
+    } else if (completion.result == 0) {
+      fail(slot, reading() ? "the file ends here: somebody cut it" : "nothing was written");
+    } else {
+      advance(slot, completion.result);
+    }
+    if (!failure_ && slot.done < slot.size) {
+      submit(completion.slot);
+      return;
+    }
+    if (slot.done == slot.size && slot.bounced() && reading())
+      std::memcpy(slot.piece.memory, slot.memory, static_cast<std::size_t>(slot.piece.size));
+    idle_.push_back(completion.slot);
+  }
+
+  // Direct I/O goes on at a whole disk block: what lies behind the last one is moved again.
+  void advance(Slot& slot, std::int64_t result) {
+    const std::int64_t moved = slot.done + std::max<std::int64_t>(result, 0);
+    const std::int64_t done = moved == slot.size ? moved : round_down(moved, rules_.offset_alignment);
+    if (done > slot.done) {
+      slot.done = done;
+      slot.stalls = 0;
+      return;
+    }
+    if (++slot.stalls > rules_.stall_retries) {
+      fail(slot, fmt::format("no progress in {} attempts{}{}", slot.stalls, result < 0 ? ": " : "",
+                             result < 0 ? std::strerror(static_cast<int>(-result)) : ""));
+      return;
+    }
+    constexpr int kLongest = 10'000;
+    std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 << std::min(slot.stalls, 10), kLongest)));
+  }
+
+  // The first failure is the one that is told.
+  void fail(const Slot& slot, const std::string& reason) {
+    if (failure_) return;
+    failure_ = fmt::format("{}: {} {} bytes at offset {}: {}", rules_.path, reading() ? "reading" : "writing",
+                           slot.size - slot.done, slot.piece.offset + slot.done, reason);
+  }
+
+  const DiskQueueRules& rules_;
+  std::vector<Slot>& slots_;
+  DiskBackend& backend_;
+  DiskDirection direction_;
+  std::span<const DiskPiece> pieces_;
+  std::size_t piece_ = 0;
+  std::int64_t at_ = 0;  // in pieces_[piece_]
+  std::vector<int> idle_;
+  int in_flight_ = 0;
+  std::optional<std::string> failure_;
+};
+
+DiskQueue::DiskQueue(DiskQueueRules rules) : rules_(std::move(rules)), slots_(static_cast<std::size_t>(rules_.depth)) {}
+
+DiskQueue::~DiskQueue() = default;
+
+void DiskQueue::transfer(DiskBackend& backend, DiskDirection direction, std::span<const DiskPiece> pieces) {
+  if (!broken_.empty()) throw DeviceError(fmt::format("{}: unusable since {}", rules_.path, broken_));
+  Transfer transfer(*this, backend, direction, pieces);
+  try {
+    transfer.run();
+  } catch (const std::exception& e) {
+    broken_ = e.what();
+    throw DeviceError(fmt::format("{}: {}", rules_.path, e.what()));
+  }
+  if (transfer.failure()) throw DeviceError(*transfer.failure());
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,116 @@
+#include "runtime/scratch_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "models/error.h"
+#include "models/units.h"
+
+namespace zeroplan {
+namespace {
+
+std::string amount(double bytes) { return fmt::format("{:.0f} bytes ({})", bytes, format_gib(Bytes(bytes))); }
+
+std::string free_text(int descriptor) {
+  struct statvfs disk {};
+  if (fstatvfs(descriptor, &disk) != 0) return "free space unknown";
+  return amount(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize)) + " free";
+}
+
+// What direct I/O asks of memory addresses, or nothing if it is not to be had.
+struct DirectIo {
+  int memory_alignment = 0, offset_alignment = 0;
+};
+std::optional<DirectIo> direct_io(int descriptor) {
+#ifdef STATX_DIOALIGN
+  struct statx facts {};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &facts) == 0 && (facts.stx_mask & STATX_DIOALIGN) != 0) {
+    if (facts.stx_dio_offset_align == 0) return std::nullopt;
+    return DirectIo{static_cast<int>(facts.stx_dio_mem_align), static_cast<int>(facts.stx_dio_offset_align)};
+  }
+#endif
+  // Linux before 6.1 does not say: a page serves all disks with blocks up to that size.
+  static_cast<void>(descriptor);
+  return DirectIo{4096, 4096};
+}
+
+}  // namespace
+
+ScratchFile::ScratchFile(const ScratchFileOptions& options) {
+  try {
+    create(options);
+    allocate(options.size);
+    if (options.direct) use_direct(options.largest_block);
+  } catch (...) {
+    if (named_ || options.keep) unlink(path_.c_str());
+    if (descriptor_ >= 0) close(descriptor_);
+    throw;
+  }
+}
+
+ScratchFile::~ScratchFile() { close(descriptor_); }
+
+void ScratchFile::create(const ScratchFileOptions& options) {
+  const std::string& directory = options.directory;
+  struct stat facts {};
+  if (stat(directory.c_str(), &facts) != 0)
+    throw InputError(fmt::format("{}: expected a directory for the NVMe tier: {}", directory, std::strerror(errno)));
+  if (!S_ISDIR(facts.st_mode))
+    throw InputError(fmt::format("{}: expected a directory for the NVMe tier, found something else", directory));
+  std::string path = fmt::format("{}/{}-XXXXXX", directory, options.stem);
+  descriptor_ = mkostemp(path.data(), O_CLOEXEC);
+  if (descriptor_ < 0)
+    throw InputError(fmt::format("{}: the NVMe tier cannot make a file here: {}", directory, std::strerror(errno)));
+  path_ = path;
+  named_ = true;
+  if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
+    notes_.push_back(fmt::format("{}: not locked against other processes: {}", path_, std::strerror(errno)));
+  if (options.keep || unlink(path_.c_str()) == 0) named_ = false;
+}
+
+void ScratchFile::allocate(std::int64_t size) {
+  const auto refuse = [&](const std::string& reason) {
+    throw DeviceError(fmt::format("{}: allocating {}: {}; {}", path_, amount(static_cast<double>(size)), reason,
+                                  free_text(descriptor_)));
+  };
+  // Beyond this limit the system sends a signal that ends the process.
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      static_cast<rlim_t>(size) > limit.rlim_cur)
+    refuse(fmt::format("the limit of a file (RLIMIT_FSIZE) is {} bytes", limit.rlim_cur));
+  int code = 0;
+  do {
+    code = size > 0 ? posix_fallocate(descriptor_, 0, size) : 0;
+  } while (code == EINTR);
+  if (code != 0) refuse(std::strerror(code));
+}
+
+// After the allocation: where the file system has no call for it, glibc writes single bytes.
+void ScratchFile::use_direct(int largest_block) {
+  const auto give_up = [&](const std::string& reason) {
+    notes_.push_back(fmt::format("{}: {}; transfers go through the page cache", path_, reason));
+  };
+  const int flags = fcntl(descriptor_, F_GETFL);
+  if (flags < 0 || fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0)
+    return give_up(fmt::format("no direct I/O (O_DIRECT): {}", std::strerror(errno)));
+  const std::optional<DirectIo> facts = direct_io(descriptor_);
+  if (!facts || facts->offset_alignment > largest_block) {
+    fcntl(descriptor_, F_SETFL, flags);
+    return give_up(facts ? fmt::format("the disk's blocks have {} bytes", facts->offset_alignment)
+                         : "the file system has no direct I/O");
+  }
+  direct_ = true;
+  memory_alignment_ = facts->memory_alignment;
+}
+
+}  // namespace zeroplan
