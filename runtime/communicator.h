@@ -28,6 +28,9 @@ struct TensorView {
   DType dtype = DType::fp32;
 };
 
+/// How long a call waits for its peers before the job fails, unless a world is made with another limit.
+inline constexpr std::chrono::milliseconds kDefaultWaitLimit = std::chrono::seconds(60);
+
 class Communicator {
  public:
   using Clock = std::chrono::steady_clock;
@@ -53,7 +56,7 @@ class Communicator {
 };
 
 /// The job as one rank sees it: makes communicators, and exchanges small messages outside the schedule (losses, errors,
-/// checkpoint manifests).
+/// checkpoint manifests). Called from one thread at a time, abort() from any. Communicators may outlive it.
 class World {
  public:
   virtual ~World() = default;
