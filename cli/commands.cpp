@@ -10,9 +10,10 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::array<Command, 6> kCommands = {{
+constexpr std::array<Command, 7> kCommands = {{
     {"plan", "Find the training configuration that fits and is fastest (the default command)", run_plan},
     {"simulate", "One plan.json: memory, time by phase and stream", run_simulate},
+    {"compare", "A prediction beside the measurement of the same plan, op by op", run_compare},
     {"whatif", "The same training on several machines: speed and price in one table", run_whatif},
     {"models", "The catalog of models, or one model: tensors, FLOPs, sources", run_models},
     {"machines", "The catalog of machines and GPUs, or one of them", run_machines},
@@ -20,7 +21,7 @@ constexpr std::array<Command, 6> kCommands = {{
 }};
 
 /// Named by the specification, for a later version.
-constexpr std::array<std::string_view, 6> kLaterCommands = {"check", "run", "compare", "probe", "validate", "report"};
+constexpr std::array<std::string_view, 5> kLaterCommands = {"check", "run", "probe", "validate", "report"};
 
 std::string program_help() {
   std::string text =

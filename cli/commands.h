@@ -26,6 +26,7 @@ using Arguments = std::vector<std::string>;
 
 Outcome run_plan(const Arguments& arguments);
 Outcome run_simulate(const Arguments& arguments);
+Outcome run_compare(const Arguments& arguments);
 Outcome run_whatif(const Arguments& arguments);
 Outcome run_models(const Arguments& arguments);
 Outcome run_machines(const Arguments& arguments);

@@ -68,6 +68,8 @@ struct Simulation {
   int last_rank = 0;        // the lowest of those that end last
   Seconds resumed_at;       // options.reuse: what came before was taken over from the run before
   Trace trace;              // of the reported rank
+  /// Beside `trace`, by op: when a collective's last member had arrived; of other ops, the start.
+  std::vector<Seconds> transfer_starts;
   std::vector<UtilisationSample> utilisation;
 };
 

@@ -160,10 +160,11 @@ void add_resources(const ReportInput& in, const std::vector<double>& seconds, Si
 }
 
 /// Ops that take no time stand where the last of their predecessors ended.
-Trace full_trace(const ReportInput& in) {
+void add_trace(const ReportInput& in, Simulation& result) {
   const auto ops = in.schedule.ops();
-  Trace trace;
+  Trace& trace = result.trace;
   trace.ops.resize(ops.size());
+  result.transfer_starts.resize(ops.size());
   std::array<std::size_t, kNumStreams> next{};
   std::array<double, kNumStreams> reached{};
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -171,14 +172,15 @@ Trace full_trace(const ReportInput& in) {
     if (in.works[ops[i].work.index].kind != WorkClass::none) {
       const WatchedOp& op = in.output.watched[s][next[s]++];
       trace.ops[i] = {Seconds(op.start), Seconds(op.end)};
+      result.transfer_starts[i] = Seconds(op.begin);
     } else {
       double time = reached[s];
       for (OpRef ref : in.schedule.after(ops[i])) time = std::max(time, trace.ops[ref.index()].end.base());
       trace.ops[i] = {Seconds(time), Seconds(time)};
+      result.transfer_starts[i] = Seconds(time);
     }
     reached[s] = trace.ops[i].end.base();
   }
-  return trace;
 }
 
 }  // namespace
@@ -197,7 +199,7 @@ Simulation report(const ReportInput& in) {
       result.role_busy[r] += static_cast<double>(counts[w]) * in.demands[w].busy[r];
   }
   add_resources(in, resource_seconds(in, counts), result);
-  if (in.options.with_trace) result.trace = full_trace(in);
+  if (in.options.with_trace) add_trace(in, result);
   return result;
 }
 
