@@ -1,0 +1,118 @@
+#include "models/engine_walk.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace zeroplan {
+namespace {
+
+/// One micro-step after the other; holds what PyTorch has alive.
+class Walk {
+ public:
+  Walk(EngineHooks& engine, const EagerStep& step, const EngineRun& run, EngineTape& tape)
+      : engine_(engine), step_(step), run_(run), tape_(tape) {
+    std::int32_t largest = -1;
+    for (const EagerEvent& event : step.events) {
+      if (event.kind == EagerEventKind::alloc) largest = std::max(largest, event.id);
+    }
+    storages_.resize(static_cast<std::size_t>(largest + 1), kNoBuffer);
+  }
+
+  void initialize() {
+    tape_.alloc({run_.tokens.tokens() * size_of(DType::i64), Pool::compute, BufferRole::token_ids, Owner::buffers, -1});
+    engine_.initialize();
+    tape_.mark(Mark::init_end);
+  }
+
+  void micro_step(const MicroStep& now) {
+    tape_.set_phase(Phase::forward);
+    tape_.mark(Mark::micro_begin);
+    engine_.begin(now);
+    for (const EagerEvent& event : step_.events) play(event);
+    tape_.set_block(-1);
+  }
+
+ private:
+  void play(const EagerEvent& event) {
+    switch (event.kind) {
+      case EagerEventKind::alloc:
+        take_workspace();
+        storages_[index(event.id)] = tape_.alloc({event.bytes, Pool::compute, BufferRole::value, Owner::activations,
+                                                  static_cast<std::int16_t>(tape_.block())});
+        return;
+      case EagerEventKind::free:
+        tape_.free(storages_[index(event.id)]);
+        storages_[index(event.id)] = kNoBuffer;
+        return;
+      case EagerEventKind::kernel:
+        tape_.work(Stream::compute, step_.works[index(event.id)]);
+        return;
+      case EagerEventKind::gradient: {
+        const TapeId storage = storages_[index(event.storage)];
+        storages_[index(event.storage)] = kNoBuffer;
+        engine_.gradient(event.id, storage);
+        return;
+      }
+      case EagerEventKind::forward_pre:
+        tape_.set_block(step_.modules[index(event.id)].layer);
+        engine_.forward_pre(event.id);
+        return;
+      case EagerEventKind::forward_post:
+        engine_.forward_post(event.id);
+        return;
+      case EagerEventKind::backward_pre:
+        tape_.set_block(step_.modules[index(event.id)].layer);
+        engine_.backward_pre(event.id);
+        return;
+      case EagerEventKind::backward_post:
+        engine_.backward_post(event.id);
+        return;
+      case EagerEventKind::forward_end:
+        engine_.forward_end();
+        tape_.mark(Mark::forward_end);
+        tape_.set_phase(Phase::backward);
+        return;
+      case EagerEventKind::backward_end:
+        engine_.backward_end();
+        tape_.mark(Mark::backward_end);
+        tape_.set_phase(Phase::optimizer);
+        return;
+    }
+  }
+
+  /// Before the first activation of the first forward, and of the first backward.
+  void take_workspace() {
+    const bool backward = in_backward();
+    if (workspaces_ >= (backward ? 2 : 1)) return;
+    tape_.alloc({run_.cublas_workspace, Pool::compute, kWorkspaceRole, Owner::buffers, -1});
+    ++workspaces_;
+  }
+  bool in_backward() const { return tape_.phase() == Phase::backward; }
+  static std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+  EngineHooks& engine_;
+  const EagerStep& step_;
+  const EngineRun& run_;
+  EngineTape& tape_;
+  std::vector<TapeId> storages_;
+  int workspaces_ = 0;
+};
+
+}  // namespace
+
+void record_run(EngineHooks& engine, const EagerStep& step, const EngineRun& run, EngineTape& tape) {
+  Walk walk(engine, step, run, tape);
+  walk.initialize();
+  for (int i = 0; i < run.steps; ++i) {
+    tape.mark(Mark::step_begin);
+    for (int micro = 0; micro < run.accumulation; ++micro) {
+      const bool last = micro == run.accumulation - 1;
+      walk.micro_step({i, micro, last});
+      if (last) engine.update();
+      tape.mark(Mark::micro_end);
+    }
+    tape.mark(Mark::step_end);
+  }
+}
+
+}  // namespace zeroplan

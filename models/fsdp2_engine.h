@@ -1,0 +1,42 @@
+#pragma once
+// PyTorch FSDP2 (fully_shard, torch 2.11) as an engine: one unit a block, the root unit holds the rest
+// (engine-rules.md section 3). Emits what its hooks allocate, copy and communicate onto a tape.
+
+#include <cstdint>
+#include <memory>
+
+#include "models/eager_step.h"
+#include "models/engine_walk.h"
+
+namespace zeroplan {
+
+struct Fsdp2Options {
+  int ranks = 1;
+  int shard_ranks = 0;  // HSDP: ranks that share one copy; 0: all
+  bool reshard_after_forward = true;
+  /// The root unit too: what fully_shard(root, reshard_after_forward=True) does. Left at its default, the root's
+  /// parameters stay gathered until its backward.
+  bool reshard_root = true;
+  DType parameters = DType::fp32;  // as stored; compute is the eager step's type (MixedPrecisionPolicy.param_dtype)
+  DType compute = DType::bf16;
+  DType reduction = DType::fp32;  // MixedPrecisionPolicy.reduce_dtype
+  bool offload = false;           // CPUOffloadPolicy: parameters, gradients and optimizer on the host
+
+  int group() const { return shard_ranks == 0 ? ranks : shard_ranks; }
+  bool mixed() const { return parameters != compute; }
+};
+
+/// Throws InputError naming the option when ranks are not a multiple of the shard group or a type is not a float type.
+void check(const Fsdp2Options& options);
+
+/// The engine keeps references to the step and the tape.
+std::unique_ptr<EngineHooks> make_fsdp2_engine(const EagerStep& step, const Fsdp2Options& options, EngineTape& tape);
+
+/// What a rank keeps on the host: bytes, each buffer once. Zero without offload.
+struct Fsdp2HostMemory {
+  std::int64_t parameters = 0, gradients = 0, moments = 0;
+  std::int64_t total() const { return parameters + gradients + moments; }
+};
+Fsdp2HostMemory fsdp2_host_memory(const EagerStep& step, const Fsdp2Options& options);
+
+}  // namespace zeroplan
