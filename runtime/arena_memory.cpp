@@ -134,7 +134,7 @@ ArenaMemory& ArenaMemory::operator=(ArenaMemory&& other) noexcept {
 std::span<std::byte> ArenaMemory::bytes(std::int64_t offset, std::int64_t count) const {
   if (offset < 0 || count < 0 || count > size_ || offset > size_ - count)
     throw std::logic_error(
-        fmt::format("{}: bytes [{}, {}) of an arena of {} bytes", name_, offset, offset + count, size_));
+        fmt::format("{}: {} bytes from byte {} on, of an arena of {} bytes", name_, count, offset, size_));
   return all().subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count));
 }
 

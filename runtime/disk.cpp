@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "models/error.h"
+#include "models/schedule.h"
 #include "runtime/disk_queue.h"
 #include "runtime/scratch_file.h"
 
@@ -121,11 +122,11 @@ struct Table {
     const auto index = static_cast<std::size_t>(buffer);
     const auto bytes = static_cast<std::int64_t>(count);
     if (buffer < 0 || index >= size.size() || at < 0 || bytes > size[index] || at > size[index] - bytes)
-      throw std::logic_error(fmt::format("bytes [{}, {}) of buffer {} on disk: outside of it", at, at + bytes, buffer));
+      throw std::logic_error(fmt::format("{} bytes from byte {} on leave buffer {} on disk", bytes, at, buffer));
     const bool whole = (at + bytes) % kDiskAlignment == 0 || at + bytes == size[index];
     if (at % kDiskAlignment != 0 || (direction == DiskDirection::write && !whole))
-      throw std::logic_error(fmt::format("bytes [{}, {}) of buffer {} on disk: not at blocks of {}", at, at + bytes,
-                                         buffer, kDiskAlignment));
+      throw std::logic_error(fmt::format("{} bytes from byte {} on of buffer {} on disk: not at blocks of {}", bytes,
+                                         at, buffer, kDiskAlignment));
     return {memory, bytes, offset[index] + at};
   }
 };
@@ -166,11 +167,10 @@ struct DiskFile::State {
         notes(file.notes()),
         reads(DiskDirection::read, rules_of(options, file)),
         writes(DiskDirection::write, rules_of(options, file)) {
-    constexpr int kBufferAlignment = 256;  // models/schedule.h
     if (file.memory_alignment() > kBufferAlignment)
-      notes.push_back(
-          fmt::format("{}: direct I/O wants memory at multiples of {} bytes: other buffers pass through copies",
-                      file.path(), file.memory_alignment()));
+      notes.push_back(fmt::format(
+          "{}: direct I/O wants memory at multiples of {} bytes: buffers elsewhere are copied, through up to {}",
+          file.path(), file.memory_alignment(), format_gib(2.0 * options.queue_depth * options.block)));
   }
 
   void open(const DiskOptions& options, const MakeBackend& make) {

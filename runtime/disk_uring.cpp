@@ -48,6 +48,13 @@ class UringBackend final : public DiskBackend {
     register_all(target);
   }
 
+  // The ring itself ends later, in the background: the file must not be held that long.
+  ~UringBackend() override {
+    if (fixed_file_) io_uring_unregister_files(&ring_);
+  }
+  UringBackend(const UringBackend&) = delete;
+  UringBackend& operator=(const UringBackend&) = delete;
+
   // The kernel is told in wait(), all requests at once.
   void submit(const DiskRequest& request) override {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);

@@ -21,10 +21,17 @@ namespace {
 
 std::string amount(double bytes) { return fmt::format("{:.0f} bytes ({})", bytes, format_gib(Bytes(bytes))); }
 
-std::string free_text(int descriptor) {
+// Of the file system, for users that are not root; nothing where it does not say.
+std::optional<double> free_bytes(int descriptor) {
   struct statvfs disk {};
-  if (fstatvfs(descriptor, &disk) != 0) return "free space unknown";
-  return amount(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize)) + " free";
+  if (fstatvfs(descriptor, &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
+  return static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
+}
+
+[[noreturn]] void refuse_file(const std::string& directory, int code) {
+  const std::string text = fmt::format("{}: the NVMe tier cannot make a file here: {}", directory, std::strerror(code));
+  if (code == EACCES || code == EPERM || code == EROFS) throw InputError(text);
+  throw DeviceError(text);
 }
 
 // What direct I/O asks of memory addresses, or nothing if it is not to be had.
@@ -58,7 +65,11 @@ ScratchFile::ScratchFile(const ScratchFileOptions& options) {
   }
 }
 
-ScratchFile::~ScratchFile() { close(descriptor_); }
+// The kernel may hold the file a little longer, for an io_uring that is being taken down.
+ScratchFile::~ScratchFile() {
+  flock(descriptor_, LOCK_UN);
+  close(descriptor_);
+}
 
 void ScratchFile::create(const ScratchFileOptions& options) {
   const std::string& directory = options.directory;
@@ -69,8 +80,7 @@ void ScratchFile::create(const ScratchFileOptions& options) {
     throw InputError(fmt::format("{}: expected a directory for the NVMe tier, found something else", directory));
   std::string path = fmt::format("{}/{}-XXXXXX", directory, options.stem);
   descriptor_ = mkostemp(path.data(), O_CLOEXEC);
-  if (descriptor_ < 0)
-    throw InputError(fmt::format("{}: the NVMe tier cannot make a file here: {}", directory, std::strerror(errno)));
+  if (descriptor_ < 0) refuse_file(directory, errno);
   path_ = path;
   named_ = true;
   if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
@@ -79,15 +89,18 @@ void ScratchFile::create(const ScratchFileOptions& options) {
 }
 
 void ScratchFile::allocate(std::int64_t size) {
+  const std::optional<double> free = free_bytes(descriptor_);
   const auto refuse = [&](const std::string& reason) {
-    throw DeviceError(fmt::format("{}: allocating {}: {}; {}", path_, amount(static_cast<double>(size)), reason,
-                                  free_text(descriptor_)));
+    throw DeviceError(fmt::format("{}: allocating {}: {}; {} free", path_, amount(static_cast<double>(size)), reason,
+                                  free ? amount(*free) : "an unknown amount is"));
   };
   // Beyond this limit the system sends a signal that ends the process.
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       static_cast<rlim_t>(size) > limit.rlim_cur)
     refuse(fmt::format("the limit of a file (RLIMIT_FSIZE) is {} bytes", limit.rlim_cur));
+  // A file system that finds out for itself has filled the disk by then, and others fail meanwhile.
+  if (free && static_cast<double>(size) > *free) refuse(std::strerror(ENOSPC));
   int code = 0;
   do {
     code = size > 0 ? posix_fallocate(descriptor_, 0, size) : 0;

@@ -20,8 +20,8 @@ struct ScratchFileOptions {
 /// is given back however the process ends.
 class ScratchFile {
  public:
-  /// Throws InputError for a directory that is missing, read-only or none; DeviceError with path, bytes asked and bytes
-  /// free when the file cannot have its size.
+  /// Throws InputError for a directory that is missing, read-only or none; DeviceError when the file cannot be made,
+  /// and with path, bytes asked and bytes free when it cannot have its size.
   explicit ScratchFile(const ScratchFileOptions& options);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
