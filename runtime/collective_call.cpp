@@ -11,24 +11,24 @@
 
 namespace zeroplan {
 
-std::string_view to_string(CollectiveKind kind) {
+std::string_view to_string(CallKind kind) {
   switch (kind) {
-    case CollectiveKind::all_gather:
+    case CallKind::all_gather:
       return "all_gather";
-    case CollectiveKind::reduce_scatter:
+    case CallKind::reduce_scatter:
       return "reduce_scatter";
-    case CollectiveKind::all_reduce:
+    case CallKind::all_reduce:
       return "all_reduce";
-    case CollectiveKind::exchange:
+    case CallKind::exchange:
       return "exchange";
-    case CollectiveKind::communicator:
+    case CallKind::communicator:
       return "communicator";
   }
   return "an unknown call";
 }
 
 std::string describe(const CollectiveCall& call) {
-  if (call.kind == CollectiveKind::exchange || call.kind == CollectiveKind::communicator) {
+  if (call.kind == CallKind::exchange || call.kind == CallKind::communicator) {
     return std::string(to_string(call.kind));
   }
   return fmt::format("{} of {} x {}", to_string(call.kind), call.count, to_string(call.dtype));
@@ -84,19 +84,19 @@ void check_parts(TensorView shard, TensorView full, int rank, int size, std::str
 
 CollectiveCall check_all_gather(TensorView shard, TensorView full, int rank, int size) {
   check_parts(shard, full, rank, size, "all_gather");
-  return {CollectiveKind::all_gather, shard.dtype, shard.count};
+  return {CallKind::all_gather, shard.dtype, shard.count};
 }
 
 CollectiveCall check_reduce_scatter(TensorView full, TensorView shard, int rank, int size) {
   check_parts(shard, full, rank, size, "reduce_scatter");
   check_summable(shard.dtype, "reduce_scatter");
-  return {CollectiveKind::reduce_scatter, shard.dtype, shard.count};
+  return {CallKind::reduce_scatter, shard.dtype, shard.count};
 }
 
 CollectiveCall check_all_reduce(TensorView tensor) {
   check_tensor(tensor, "all_reduce");
   check_summable(tensor.dtype, "all_reduce");
-  return {CollectiveKind::all_reduce, tensor.dtype, tensor.count};
+  return {CallKind::all_reduce, tensor.dtype, tensor.count};
 }
 
 ElementRange part_of(std::int64_t count, int index, int size) {

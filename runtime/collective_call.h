@@ -12,13 +12,14 @@
 
 namespace zeroplan {
 
-enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce, exchange, communicator };
+// Not CollectiveKind, which is the schedule's (models/schedule.h): one name may not have two meanings in a namespace.
+enum class CallKind : std::uint8_t { all_gather, reduce_scatter, all_reduce, exchange, communicator };
 
-std::string_view to_string(CollectiveKind kind);
+std::string_view to_string(CallKind kind);
 
 /// What must be equal on all members. `count` is that of the shard (all_reduce: of the tensor).
 struct CollectiveCall {
-  CollectiveKind kind = CollectiveKind::exchange;
+  CallKind kind = CallKind::exchange;
   DType dtype = DType::u8;
   std::int64_t count = 0;
   friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;

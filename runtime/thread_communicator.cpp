@@ -115,14 +115,14 @@ class ThreadWorld final : public World {
 
   std::unique_ptr<Communicator> communicator(std::span<const int> members, int channel) override {
     check_members(members, channel, rank_, size());
-    check_groups(meet_with(CollectiveKind::communicator, encode_group(members, channel)));
+    check_groups(meet_with(CallKind::communicator, encode_group(members, channel)));
     const std::string name = fmt::format("channel {} of {}", channel, name_ranks(members));
     const auto index = std::find(members.begin(), members.end(), rank_) - members.begin();
     return std::make_unique<ThreadCommunicator>(job_, job_->join(creations_++, members, name), static_cast<int>(index));
   }
 
   std::vector<std::string> exchange(const std::string& text) override {
-    return meet_with(CollectiveKind::exchange, text);
+    return meet_with(CallKind::exchange, text);
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -134,7 +134,7 @@ class ThreadWorld final : public World {
   }
 
  private:
-  std::vector<std::string> meet_with(CollectiveKind kind, const std::string& text) {
+  std::vector<std::string> meet_with(CallKind kind, const std::string& text) {
     std::vector<std::string> texts(static_cast<std::size_t>(size()));
     everybody_->meet(rank_, {{kind, DType::u8, 0}, &text, nullptr});
     std::exception_ptr error;
