@@ -20,7 +20,7 @@ constexpr std::uint64_t random_bits(std::uint64_t key, std::uint64_t index) {
 constexpr std::uint64_t random_key(std::uint64_t key, std::uint64_t stream) {
   return mix64(random_bits(key, stream) ^ 0xd1b54a32d192ed03u);
 }
-/// Uniform in (0, 1), a multiple of 2^-53 plus 2^-54: never 0 or 1.
-constexpr double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }
+/// Uniform in (0, 1): the middles of 2^52 equal intervals, exact, so never 0 or 1.
+constexpr double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52; }
 
 }  // namespace zeroplan
