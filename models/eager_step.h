@@ -45,7 +45,8 @@ enum class EagerEventKind : std::uint8_t {
   alloc,        // storage `id` of `bytes` is born
   free,         // storage `id` dies
   kernel,       // work runs: `id` indexes EagerStep::works
-  gradient,     // the gradient of parameter `id` is complete, in storage `storage`; the engine owns it from here
+  gradient,     // the gradient of parameter `id` is complete, in storage `storage`; the engine owns it from here:
+                // no free event for that storage follows
   forward_pre,  // module `id`
   forward_post,
   backward_pre,

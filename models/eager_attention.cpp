@@ -1,0 +1,126 @@
+#include "models/eager_attention.h"
+
+#include <utility>
+
+namespace zeroplan::eager {
+
+RotaryEmbedding::RotaryEmbedding(Context& context, const std::string& path, const std::string& type, std::int64_t width)
+    : context_(&context), module_(context.module(path, type)), width_(width) {}
+
+RotaryTables RotaryEmbedding::operator()(Tensor x, const Tensor& positions) const {
+  Tape& tape = context_->tape;
+  tape.forward_pre(module_);
+  const Element type = tape.own(module_, x).type();
+  RotaryTables tables;
+  {
+    const NoGrad no_grad(tape);
+    const std::int64_t length = positions.size(-1);
+    Tensor frequencies = tape.external({1, width_ / 2, 1}, Element::fp32);
+    Tensor wide = to(view(positions, {1, 1, length}), Element::fp32);
+    Tensor angles = transpose(matmul(frequencies, wide), 1, 2);
+    Tensor both = cat({angles, angles}, -1);
+    Tensor cos = mul_scalar(pointwise({&both}, Element::fp32));
+    Tensor sin = mul_scalar(pointwise({&both}, Element::fp32));
+    tables = {to(cos, type), to(sin, type)};
+    drop(wide, angles, both, cos, sin);
+  }
+  tape.forward_post(module_, {});
+  return tables;
+}
+
+Tensor rotate_half(const Tensor& x) {
+  const std::int64_t half = x.size(-1) / 2;
+  const Tensor first = slice(x, -1, 0, half);
+  Tensor second = slice(x, -1, half, x.size(-1) - half);
+  Tensor negated = neg(std::move(second));
+  return cat({std::move(negated), first}, -1);
+}
+
+Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  Tensor plain = mul(x, cos);
+  Tensor turned = mul(rotate_half(x), sin);
+  return add(std::move(plain), std::move(turned));
+}
+
+Tensor repeat_heads(Tensor x, std::int64_t groups) {
+  if (groups == 1) return x;
+  const std::int64_t batch = x.size(0), heads = x.size(1), length = x.size(2), width = x.size(3);
+  Tensor wide = expand(unsqueeze(std::move(x), 2), {batch, heads, groups, length, width});
+  return reshape(std::move(wide), {batch, heads * groups, length, width});
+}
+
+Tensor position_range(Tape& tape, std::int64_t length) {
+  Tensor range = tape.allocate({length}, Element::i64);
+  return add_scalar(std::move(range));
+}
+
+Tensor causal_mask(const Context& context, const MaskOptions& options) {
+  Tape& tape = context.tape;
+  const std::int64_t length = context.length();
+  const bool windowed = options.window > 0 && length >= options.window;
+  if (!options.additive && options.skip && !windowed) return {};
+  Tensor batch = tape.allocate({context.batch()}, Element::i64);
+  Tensor head = tape.allocate({1}, Element::i64);
+  Tensor queries = position_range(tape, length);
+  Tensor keys = position_range(tape, length);
+  Tensor rows = view(queries, {1, 1, length, 1});
+  Tensor columns = view(keys, {1, 1, 1, length});
+  Tensor mask = pointwise({&columns, &rows}, Element::boolean);
+  drop(rows, columns);
+  mask = expand(std::move(mask), {context.batch(), 1, length, length});
+  drop(batch, head, queries, keys);
+  if (!options.additive) return mask;
+  Tensor zero = tape.allocate({}, context.type);
+  Tensor lowest = tape.allocate({}, context.type);
+  Tensor values = pointwise({&mask}, context.type);
+  drop(lowest, zero);
+  mask = std::move(values);
+  return mask;
+}
+
+AttentionResult eager_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask, const AttentionCall& call) {
+  const Element type = q.type();
+  Tensor keys = repeat_heads(k, call.groups);
+  Tensor values = repeat_heads(v, call.groups);
+  Tensor weights = mul_scalar(matmul(q, transpose(keys, 2, 3)));
+  if (call.softcap > 0) {
+    weights = div_scalar(std::move(weights));
+    weights = activate(std::move(weights), Activation::tanh);
+    weights = mul_scalar(std::move(weights));
+  }
+  if (mask) weights = add(weights, mask);
+  weights = to(softmax(to(weights, Element::fp32)), type);
+  weights = dropout(weights, call.dropout);
+  Tensor output = matmul(weights, values);
+  output = contiguous(transpose(output, 1, 2));
+  drop(q, k, v);
+  drop(keys, values);
+  return {std::move(output), std::move(weights)};
+}
+
+AttentionResult sdpa_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask, const AttentionCall& call) {
+  SdpaOptions options;
+  options.dropout = call.dropout;
+  options.causal = call.causal && !mask;
+  if (call.groups > 1) {
+    if (mask || k.size(-1) != v.size(-1) || v.size(-1) > 256) {
+      k = repeat_heads(std::move(k), call.groups);
+      v = repeat_heads(std::move(v), call.groups);
+    } else {
+      options.grouped = true;
+    }
+  }
+  Tensor output = sdpa(q, k, v, mask, options);
+  output = contiguous(transpose(std::move(output), 1, 2));
+  drop(q, k, v);
+  return {std::move(output), Tensor()};
+}
+
+AttentionResult attention(const Context& context, Tensor q, Tensor k, Tensor v, const Tensor& mask,
+                          const AttentionCall& call) {
+  return context.options.attention == EagerAttention::eager
+             ? eager_attention(std::move(q), std::move(k), std::move(v), mask, call)
+             : sdpa_attention(std::move(q), std::move(k), std::move(v), mask, call);
+}
+
+}  // namespace zeroplan::eager

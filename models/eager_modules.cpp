@@ -1,0 +1,212 @@
+#include "models/eager_modules.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "models/error.h"
+
+namespace zeroplan::eager {
+
+double Context::number(std::string_view key, double fallback) const {
+  const JsonValue* value = config.find(key);
+  return value != nullptr && value->is_number() ? value->as_real(-1e18, 1e18) : fallback;
+}
+
+int Context::module(const std::string& name, std::string_view class_name, bool is_block) {
+  EagerModule entry;
+  entry.name = prefix + name;
+  entry.type = class_name;
+  entry.layer = layer;
+  entry.is_block = is_block;
+  step.modules.push_back(std::move(entry));
+  return static_cast<int>(step.modules.size()) - 1;
+}
+
+int Context::parameter(int owner, std::string_view name, Dims shape) {
+  EagerModule& module = step.modules[static_cast<std::size_t>(owner)];
+  EagerParameter entry;
+  entry.name = module.name.empty() ? std::string(name) : fmt::format("{}.{}", module.name, name);
+  for (int i = 0; i < shape.size(); ++i) entry.shape.push_back(shape[i]);
+  entry.elements = shape.count();
+  entry.trainable = options.lora_rank == 0;
+  const int index = static_cast<int>(step.parameters.size());
+  tape.add_parameter(index, shape, type, entry.trainable);
+  step.parameters.push_back(std::move(entry));
+  module.parameters.push_back(index);
+  return index;
+}
+
+void Context::share(int owner, int parameter) {
+  step.modules[static_cast<std::size_t>(owner)].parameters.push_back(parameter);
+}
+
+// --- linear ---------------------------------------------------------------------------------------
+
+Linear::Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias,
+               bool /*adapted*/)
+    : context_(&context) {
+  module_ = context.module(name, "Linear");
+  weight_ = context.parameter(module_, "weight", {out, in});
+  if (bias) bias_ = context.parameter(module_, "bias", {out});
+}
+
+Tensor Linear::operator()(Tensor x) const {
+  return call(context_->tape, module_, std::move(x),
+              [&](Tensor own) { return linear(std::move(own), context_->value(weight_), context_->value(bias_)); });
+}
+
+// --- embedding ------------------------------------------------------------------------------------
+
+Embedding::Embedding(Context& context, const std::string& name, std::int64_t rows, std::int64_t width,
+                     std::string_view type)
+    : context_(&context) {
+  module_ = context.module(name, type);
+  weight_ = context.parameter(module_, "weight", {rows, width});
+}
+
+Tensor Embedding::operator()(const Tensor& ids) const {
+  return call(context_->tape, module_, ids,
+              [&](const Tensor& own) { return embedding(context_->value(weight_), own); });
+}
+
+// --- norms ----------------------------------------------------------------------------------------
+
+Norm::Norm(Context& context, const std::string& name, std::string_view type, NormStyle style, Dims width, bool bias)
+    : context_(&context), style_(style) {
+  module_ = context.module(name, type);
+  weight_ = context.parameter(module_, "weight", width);
+  if (bias) bias_ = context.parameter(module_, "bias", width);
+}
+
+Tensor Norm::operator()(Tensor x) const {
+  return call(context_->tape, module_, std::move(x), [&](Tensor own) {
+    switch (style_) {
+      case NormStyle::rms:
+      case NormStyle::rms_fp32_weight:
+        return rms(std::move(own));
+      case NormStyle::rms_gemma:
+        return rms_gemma(std::move(own));
+      case NormStyle::layer:
+        return layer_norm(std::move(own), context_->value(weight_), context_->value(bias_));
+      case NormStyle::layer_fp32:
+        return layer_fp32(std::move(own));
+    }
+    return Tensor();
+  });
+}
+
+Tensor Norm::rms(Tensor x) const {
+  const Element type = x.type();
+  x = to(std::move(x), Element::fp32);
+  Tensor variance = mean(pow_scalar(x), -1, true);
+  x = mul(x, rsqrt(add_scalar(variance)));
+  Tensor out;
+  if (style_ == NormStyle::rms) {
+    out = mul(context_->value(weight_), to(x, type));
+  } else {
+    out = to(mul(context_->value(weight_), x), type);
+  }
+  drop(x, variance);
+  return out;
+}
+
+// _norm(x.float()), times (1 + weight.float()), then back.
+Tensor Norm::rms_gemma(Tensor x) const {
+  const Element type = x.type();
+  Tensor wide = to(x, Element::fp32);
+  Tensor output = mul(wide, rsqrt(add_scalar(mean(pow_scalar(wide), -1, true))));
+  wide.drop();
+  output = mul(output, add_scalar(to(context_->value(weight_), Element::fp32)));
+  Tensor out = to(output, type);
+  drop(x, output);
+  return out;
+}
+
+// Mean and variance by hand, in fp32.
+Tensor Norm::layer_fp32(Tensor x) const {
+  const Element type = x.type();
+  x = to(std::move(x), Element::fp32);
+  Tensor center = mean(x, -1, true);
+  Tensor variance = mean(pow_scalar(sub(x, center)), -1, true);
+  x = mul(sub(x, center), rsqrt(add_scalar(variance)));
+  x = mul(to(context_->value(weight_), Element::fp32), x);
+  Tensor out = to(x, type);
+  drop(x, center, variance);
+  return out;
+}
+
+// --- activations ----------------------------------------------------------------------------------
+
+namespace {
+
+struct ActivationName {
+  std::string_view name, type;
+};
+constexpr ActivationName kActivations[] = {
+    {"gelu", "GELUActivation"},          {"gelu_new", "NewGELUActivation"},
+    {"gelu_pytorch_tanh", "GELUTanh"},   {"relu", "ReLU"},
+    {"silu", "SiLUActivation"},          {"swish", "SiLU"},
+    {"gelu_fast", "FastGELUActivation"},
+};
+
+/// 0.5 x (1 + tanh(c (x + 0.044715 x^3))), written out.
+Tensor new_gelu(const Tensor& x) {
+  Tensor half = mul_scalar(x);
+  Tensor cube = mul_scalar(pow_scalar(x));
+  Tensor inner = mul_scalar(add(x, std::move(cube)));
+  Tensor gate = add_scalar(activate(std::move(inner), Activation::tanh));
+  return mul(std::move(half), std::move(gate));
+}
+
+}  // namespace
+
+Tensor apply_activation(const std::string& function, Tensor x) {
+  if (function == "silu" || function == "swish") return activate(std::move(x), Activation::silu);
+  if (function == "gelu" || function == "gelu_pytorch_tanh") return activate(std::move(x), Activation::gelu);
+  if (function == "relu") return activate(std::move(x), Activation::relu);
+  if (function == "gelu_new") {
+    Tensor out = new_gelu(x);
+    x.drop();
+    return out;
+  }
+  throw InputError(fmt::format("activation function: no eager graph is known for \"{}\"", function));
+}
+
+ActivationModule::ActivationModule(Context& context, const std::string& path, const std::string& function)
+    : context_(&context), function_(function) {
+  const auto* found = std::ranges::find(kActivations, function, &ActivationName::name);
+  if (found == std::end(kActivations)) {
+    throw InputError(fmt::format("activation function: no eager graph is known for \"{}\"", function));
+  }
+  module_ = context.module(path, found->type);
+}
+
+Tensor ActivationModule::operator()(Tensor x) const {
+  return call(context_->tape, module_, std::move(x),
+              [&](Tensor own) { return apply_activation(function_, std::move(own)); });
+}
+
+Dropout::Dropout(Context& context, const std::string& path, double probability)
+    : context_(&context), probability_(probability), module_(context.module(path, "Dropout")) {}
+
+Tensor Dropout::operator()(Tensor x) const {
+  return call(context_->tape, module_, std::move(x), [&](Tensor own) { return dropout(std::move(own), probability_); });
+}
+
+// --- loss -----------------------------------------------------------------------------------------
+
+Tensor causal_loss(const Context& context, const Tensor& logits, const Tensor& labels) {
+  Tape& tape = context.tape;
+  const std::int64_t vocab = logits.size(-1);
+  Tensor wide = to(logits, Element::fp32);
+  Tensor padded = tape.allocate({labels.size(0), labels.size(1) + 1}, Element::i64);
+  Tensor shifted = contiguous(slice(padded, 1, 1, labels.size(1)));
+  wide = view(wide, {-1, vocab});
+  shifted = view(shifted, {-1});
+  Tensor loss = nll_loss(log_softmax(wide), shifted);
+  drop(wide, padded, shifted);
+  return loss;
+}
+
+}  // namespace zeroplan::eager

@@ -1,0 +1,150 @@
+#pragma once
+// nn.Module as the step sees it: a tree of names with parameters, forward hooks around each call, and the layers that
+// every family uses.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/eager_ops.h"
+#include "models/eager_step.h"
+#include "models/json_reader.h"
+#include "models/model_config.h"
+
+namespace zeroplan::eager {
+
+/// What a family's forward is built from.
+struct Context {
+  const ModelSpec& model;
+  const Architecture& sizes;
+  ConfigReader& config;
+  const EagerOptions& options;
+  EagerStep& step;
+  Tape& tape;
+  Element type = Element::bf16;
+  std::string prefix;  // before every name: peft's wrapper
+  int layer = -1;      // the block under construction
+
+  std::int64_t batch() const { return options.tokens.batch; }
+  std::int64_t length() const { return options.tokens.seq_len; }
+  /// A number of config.json, or `fallback`.
+  double number(std::string_view key, double fallback) const;
+
+  /// Adds a module; its path is `name`. Order of calls is the order of named_modules().
+  int module(const std::string& name, std::string_view class_name, bool is_block = false);
+  /// Adds a parameter "name" to module `owner`.
+  int parameter(int owner, std::string_view name, Dims sizes);
+  /// Makes a parameter of another module this one's too (tied weights).
+  void share(int owner, int parameter);
+  Tensor value(int parameter) const { return parameter < 0 ? Tensor() : tape.parameter(parameter); }
+};
+
+/// A module call with one input and one output: hooks around `body`.
+template <class Body>
+Tensor call(Tape& tape, int module, Tensor x, Body body) {
+  tape.forward_pre(module);
+  Tensor out = body(tape.own(module, x));
+  tape.forward_post(module, {&out});
+  x.drop();
+  return out;
+}
+
+class Linear {
+ public:
+  Linear() = default;
+  /// `adapted`: LoRA wraps it when the options ask for adapters.
+  Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool adapted = true);
+  Tensor operator()(Tensor x) const;
+  int weight() const { return weight_; }
+  int module() const { return module_; }
+
+ private:
+  friend class AdaptedLinear;
+  const Context* context_ = nullptr;
+  int module_ = -1;
+  int weight_ = -1, bias_ = -1;
+  struct Adapter {
+    int base = -1, dropout = -1, down = -1, up = -1, down_weight = -1, up_weight = -1;
+  };
+  Adapter adapter_;
+};
+
+class Embedding {
+ public:
+  Embedding() = default;
+  Embedding(Context& context, const std::string& name, std::int64_t rows, std::int64_t width,
+            std::string_view type = "Embedding");
+  Tensor operator()(const Tensor& ids) const;
+  int weight() const { return weight_; }
+  int module() const { return module_; }
+
+ private:
+  const Context* context_ = nullptr;
+  int module_ = -1, weight_ = -1;
+};
+
+/// How a family computes its norm.
+enum class NormStyle : std::uint8_t {
+  rms,              // fp32 statistics, back to the input's type, then the weight (Llama)
+  rms_gemma,        // fp32 until after (1 + weight) (Gemma)
+  rms_fp32_weight,  // fp32 until after the weight (OLMo-2)
+  layer,            // aten's native_layer_norm
+  layer_fp32,       // LayerNorm written out in fp32 (Cohere)
+};
+
+class Norm {
+ public:
+  Norm() = default;
+  Norm(Context& context, const std::string& name, std::string_view type, NormStyle style, Dims width, bool bias);
+  Tensor operator()(Tensor x) const;
+  int module() const { return module_; }
+
+ private:
+  Tensor rms(Tensor x) const;
+  Tensor rms_gemma(Tensor x) const;
+  Tensor layer_fp32(Tensor x) const;
+  const Context* context_ = nullptr;
+  NormStyle style_ = NormStyle::rms;
+  int module_ = -1, weight_ = -1, bias_ = -1;
+};
+
+/// ACT2FN[name] as a module.
+class ActivationModule {
+ public:
+  ActivationModule() = default;
+  ActivationModule(Context& context, const std::string& path, const std::string& function);
+  Tensor operator()(Tensor x) const;
+
+ private:
+  const Context* context_ = nullptr;
+  std::string function_;
+  int module_ = -1;
+};
+/// The function alone. Throws InputError for one that is not known.
+Tensor apply_activation(const std::string& function, Tensor x);
+
+class Dropout {
+ public:
+  Dropout() = default;
+  Dropout(Context& context, const std::string& path, double probability);
+  Tensor operator()(Tensor x) const;
+
+ private:
+  const Context* context_ = nullptr;
+  double probability_ = 0;
+  int module_ = -1;
+};
+
+/// Mean cross-entropy of logits [.., vocab] in fp32 against shifted or plain labels.
+Tensor causal_loss(const Context& context, const Tensor& logits, const Tensor& labels);
+
+/// A family's module tree and forward. Loss first, logits second.
+class EagerModel {
+ public:
+  virtual ~EagerModel() = default;
+  /// Everything between the root's hooks: returns the loss; `logits` receives the output that the caller may hold.
+  virtual Tensor forward(const Tensor& ids, const Tensor& labels, Tensor& logits) = 0;
+};
+
+}  // namespace zeroplan::eager

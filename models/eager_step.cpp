@@ -1,0 +1,128 @@
+#include "models/eager_step.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include <fmt/format.h>
+
+#include "models/eager_decoder.h"
+#include "models/error.h"
+#include "models/families.h"
+
+namespace zeroplan {
+namespace {
+
+eager::Element element_of(DType type) {
+  switch (type) {
+    case DType::bf16:
+      return eager::Element::bf16;
+    case DType::fp16:
+      return eager::Element::fp16;
+    case DType::fp32:
+      return eager::Element::fp32;
+    default:
+      throw InputError(fmt::format("type of an eager step: expected bf16, fp16 or fp32, got {}", to_string(type)));
+  }
+}
+
+/// The language model's part of a configuration, as the model's reader takes it.
+const JsonValue& language_part(const JsonValue& root, const std::string& family) {
+  const JsonValue* type = root.find("model_type");
+  if (type != nullptr && type->is_string() && type->as_string() == family) return root;
+  const JsonValue* text = root.find("text_config");
+  return text != nullptr ? *text : root;
+}
+
+void check_options(const ModelSpec& model, const EagerOptions& options) {
+  if (options.tokens.batch < 1 || options.tokens.seq_len < 1) {
+    throw InputError("eager step: expected a micro-batch and a sequence of at least 1");
+  }
+  if (model.max_positions > 0 && options.tokens.seq_len > model.max_positions && model.family == "gpt2") {
+    throw InputError(fmt::format("eager step: {} has {} positions, got a sequence of {}", model.name,
+                                 model.max_positions, options.tokens.seq_len));
+  }
+}
+
+std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
+  const std::string& family = context.model.family;
+  if (const eager::DecoderStyle* style = eager::find_decoder_style(family)) return make_decoder(context, *style);
+  throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
+}
+
+}  // namespace
+
+EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
+  check_options(model, options);
+  const JsonDocument document = JsonDocument::parse(model.config, model.name, JsonSyntax::comments);
+  const Family* family = find_family(model.family);
+  if (family == nullptr) throw InputError(fmt::format("eager step: unknown family {}", model.family));
+  ConfigReader reader(language_part(document.root(), model.family), model.family, &document.root());
+  const Architecture sizes = read_architecture(*family, reader);
+  EagerStep step;
+  {
+    eager::Tape tape(step);
+    eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1};
+    const std::unique_ptr<eager::EagerModel> root = make_model(context);
+    const eager::Dims shape = {options.tokens.batch, options.tokens.seq_len};
+    eager::Tensor logits;
+    eager::Tensor loss;
+    {
+      const eager::Tensor ids = tape.external(shape, eager::Element::i64);
+      loss = root->forward(ids, ids, logits);
+    }
+    if (!options.keeps_output) logits.drop();
+    tape.forward_end();
+    tape.backward(loss);
+    loss.drop();
+    logits.drop();
+    step.events.push_back({EagerEventKind::backward_end, 0, -1, 0});
+  }
+  return step;
+}
+
+EagerPeaks eager_peaks(const EagerStep& step) {
+  constexpr std::int64_t kBlock = 512;
+  std::unordered_map<std::int32_t, std::int64_t> sizes;
+  std::int64_t now = 0, peak = 0;
+  EagerPeaks peaks;
+  const auto release = [&](std::int32_t id) {
+    const auto found = sizes.find(id);
+    if (found == sizes.end()) return;
+    now -= found->second;
+    sizes.erase(found);
+  };
+  for (const EagerEvent& event : step.events) {
+    switch (event.kind) {
+      case EagerEventKind::alloc: {
+        const std::int64_t bytes = (event.bytes + kBlock - 1) / kBlock * kBlock;
+        sizes.emplace(event.id, bytes);
+        now += bytes;
+        peak = std::max(peak, now);
+        break;
+      }
+      case EagerEventKind::free:
+        release(event.id);
+        break;
+      case EagerEventKind::gradient:
+        release(event.storage);
+        break;
+      case EagerEventKind::forward_end:
+        peaks.forward = Bytes(static_cast<double>(peak));
+        peaks.saved = Bytes(static_cast<double>(now));
+        peak = now;
+        break;
+      case EagerEventKind::backward_end:
+        peaks.backward = Bytes(static_cast<double>(peak));
+        break;
+      case EagerEventKind::kernel:
+      case EagerEventKind::forward_pre:
+      case EagerEventKind::forward_post:
+      case EagerEventKind::backward_pre:
+      case EagerEventKind::backward_post:
+        break;
+    }
+  }
+  return peaks;
+}
+
+}  // namespace zeroplan
