@@ -1,0 +1,300 @@
+#include "models/deepspeed_fetch.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace zeroplan {
+
+ParameterFetcher::ParameterFetcher(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape)
+    : step_(step),
+      job_(job),
+      tape_(tape),
+      stream_(job.config.overlap_comm ? Stream::gather : Stream::compute),
+      pool_(job.config.overlap_comm ? Pool::gather : Pool::compute),
+      weight_size_(size_of(job.config.precision)) {
+  std::int64_t persistent = 0;
+  for (const EagerParameter& parameter : step.parameters) {
+    Parameter& p = parameters_.emplace_back();
+    p.elements = parameter.elements;
+    p.shard = ceil_div(parameter.elements, job.ranks);
+    p.trainable = parameter.trainable;
+    p.persistent =
+        p.elements <= job.config.param_persistence && persistent + p.elements <= job.config.model_persistence;
+    if (p.persistent) persistent += p.elements;
+  }
+}
+
+void ParameterFetcher::begin_micro_step() {
+  available_ = 0;
+  position_ = 0;
+  ++forwards_;
+  if (forwards_ == 2) recording_ = true;
+  if (forwards_ == 3) {
+    recording_ = false;
+    trace_ = recorded_;
+    for (std::size_t i = 0; i < trace_.size(); ++i) {
+      for (const int p : own(trace_[i])) queue_.emplace_back(p, static_cast<int>(i));
+    }
+  }
+  queue_head_ = 0;
+  for (Parameter& p : parameters_) p.last_use = -1;
+}
+
+// --- gathers ---------------------------------------------------------------------------------------------------------
+
+/// With hpZ a parameter that has a secondary shard is gathered inside its small group.
+Group ParameterFetcher::group_of(const Parameter& parameter) const {
+  return parameter.secondary == kNoBuffer ? Group::all : Group::shard;
+}
+
+std::int64_t ParameterFetcher::gathered_bytes(const Parameter& parameter) const {
+  return parameter.shard * job_.ranks * weight_size_;
+}
+
+void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
+  for (const Group group : {Group::shard, Group::all}) {
+    std::vector<std::size_t> of_group;
+    for (const std::size_t p : wanted) {
+      const Parameter& parameter = parameters_[p];
+      if (parameter.state == State::sharded && group_of(parameter) == group) of_group.push_back(p);
+    }
+    if (!of_group.empty()) start_flight(of_group);
+  }
+}
+
+void ParameterFetcher::bring_up_shard(const Parameter& parameter) {
+  const std::int64_t bytes = parameter.shard * weight_size_;
+  tape_.work(stream_, Copy{Memory::pinned, Memory::hbm, Bytes(static_cast<double>(bytes))});
+}
+
+/// One parameter is received where it will stay, several in one flat buffer.
+void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
+  const bool single = wanted.size() == 1;
+  const bool from_host = job_.config.parameters_on_host();
+  const Parameter& first = parameters_[wanted.front()];
+  std::int64_t bytes = 0;
+  Collective collective{CollectiveKind::all_gather, group_of(first), 0, 0, job_.config.precision};
+  for (const std::size_t p : wanted) {
+    bytes += gathered_bytes(parameters_[p]);
+    collective.elements += parameters_[p].elements;
+    collective.padded += parameters_[p].shard * job_.ranks;
+  }
+  const auto block = static_cast<std::int16_t>(tape_.block());
+  const TapeId up =
+      single && from_host
+          ? tape_.alloc({first.shard * weight_size_, pool_, BufferRole::weight_staging, Owner::buffers, block})
+          : kNoBuffer;
+  const BufferRole role = single ? BufferRole::weights : BufferRole::weight_staging;
+  const TapeId buffer = tape_.alloc({bytes, pool_, role, Owner::parameters, block});
+  if (from_host) {
+    for (const std::size_t p : wanted) bring_up_shard(parameters_[p]);
+    tape_.host_waits(stream_);
+  }
+  tape_.work(stream_, collective, {{buffer, Access::write}});
+  tape_.free(up);
+  flights_.push_back({buffer, wanted, 0, false});
+  for (const std::size_t p : wanted) {
+    parameters_[p].state = State::in_flight;
+    parameters_[p].flight = static_cast<int>(flights_.size()) - 1;
+    available_ += parameters_[p].elements;
+  }
+}
+
+void ParameterFetcher::wait_for(std::size_t p) {
+  Parameter& parameter = parameters_[p];
+  Flight& flight = flights_[static_cast<std::size_t>(parameter.flight)];
+  if (flight.parameters.size() == 1) {
+    parameter.full = flight.buffer;
+  } else {
+    if (!flight.copied) copy_out(flight);
+    if (++flight.waited == static_cast<int>(flight.parameters.size())) tape_.free(flight.buffer);
+  }
+  parameter.state = State::available;
+  parameter.flight = -1;
+  if (std::none_of(parameters_.begin(), parameters_.end(),
+                   [](const Parameter& each) { return each.state == State::in_flight; })) {
+    flights_.clear();
+  }
+}
+
+/// The first wait copies all parameters of the group out.
+void ParameterFetcher::copy_out(Flight& flight) {
+  std::vector<std::size_t> order = flight.parameters;
+  std::sort(order.begin(), order.end());
+  for (const std::size_t p : order) {
+    Parameter& parameter = parameters_[p];
+    const std::int64_t bytes = parameter.elements * weight_size_;
+    parameter.full =
+        tape_.alloc({bytes, pool_, BufferRole::weights, Owner::parameters, static_cast<std::int16_t>(tape_.block())});
+    tape_.pass(stream_, 2 * bytes, {{flight.buffer, Access::read}, {parameter.full, Access::write}});
+  }
+  flight.copied = true;
+}
+
+// --- hooks -----------------------------------------------------------------------------------------------------------
+
+void ParameterFetcher::fetch(int module, bool forward) {
+  if (recording_) recorded_.push_back(module);
+  if (!forward) {
+    in_backward_ = true;
+    open_backwards_.push_back(module);
+  }
+  std::vector<std::size_t> missing;
+  for (const int p : own(module)) {
+    if (at(p).state == State::sharded) missing.push_back(static_cast<std::size_t>(p));
+  }
+  gather(missing);
+  for (const int p : own(module)) {
+    at(p).users.insert(module);
+    if (at(p).state == State::in_flight) wait_for(static_cast<std::size_t>(p));
+    if (forward && in_backward_ && !open_backwards_.empty() && !at(p).trainable) {
+      recomputed_[open_backwards_.back()].insert(p);
+      at(p).users.insert(open_backwards_.back());
+    }
+  }
+  if (stream_ != Stream::compute) tape_.wait(Stream::compute, stream_);
+  if (traced()) {
+    follow_trace(module);
+    if (job_.config.prefetch_bucket > 0) prefetch();
+  }
+  ++position_;
+}
+
+/// Takes from the queue until every parameter of the module that was not promised to this position has passed.
+void ParameterFetcher::follow_trace(int module) {
+  std::set<int> needed;
+  for (const int p : own(module)) {
+    if (at(p).last_use < position_) needed.insert(p);
+  }
+  std::set<int> passed;
+  while (queue_head_ < queue_.size() && passed.size() < needed.size()) {
+    const auto [p, position] = queue_[queue_head_++];
+    at(p).last_use = position;
+    passed.insert(p);
+  }
+  if (passed != needed) throw std::logic_error("DeepSpeed stage 3: the module order differs from the recorded one");
+}
+
+/// As much of what comes next as the bucket and max_live_parameters allow; the last one may overshoot.
+void ParameterFetcher::prefetch() {
+  const std::int64_t budget = std::min(job_.config.max_live - available_, job_.config.prefetch_bucket);
+  std::vector<std::size_t> wanted;
+  std::int64_t size = 0;
+  while (queue_head_ < queue_.size() && size < budget) {
+    const auto [p, position] = queue_[queue_head_++];
+    at(p).last_use = std::max(at(p).last_use, position);
+    const auto index = static_cast<std::size_t>(p);
+    if (at(p).state != State::sharded || std::find(wanted.begin(), wanted.end(), index) != wanted.end()) continue;
+    wanted.push_back(index);
+    size += at(p).elements;
+  }
+  gather(wanted);
+}
+
+/// The module's parameters that nothing ahead holds: not persistent, not promised to a later use, not met in the trace
+/// within max_reuse_distance.
+const std::vector<int>& ParameterFetcher::releasable(int module) {
+  const auto [entry, fresh] = release_.try_emplace({module, position_});
+  if (!fresh) return entry->second;
+  std::set<int> free_to_go;
+  for (const int p : own(module)) {
+    if (!at(p).persistent && at(p).last_use <= position_) free_to_go.insert(p);
+  }
+  std::int64_t distance = 0;
+  for (auto i = static_cast<std::size_t>(position_); i < trace_.size() && distance < job_.config.max_reuse; ++i) {
+    for (const int p : own(trace_[i])) {
+      free_to_go.erase(p);
+      distance += at(p).elements;
+    }
+  }
+  entry->second.assign(free_to_go.begin(), free_to_go.end());
+  return entry->second;
+}
+
+void ParameterFetcher::release(int module, bool forward) {
+  std::set<int> mine(own(module).begin(), own(module).end());
+  std::set<int> given_up = mine;
+  if (traced()) {
+    const std::vector<int>& list = releasable(module);
+    given_up = std::set<int>(list.begin(), list.end());
+  }
+  if (!forward) {
+    for (const int p : recomputed_[module]) {
+      mine.insert(p);
+      if (!at(p).persistent) given_up.insert(p);
+    }
+    recomputed_.erase(module);
+    const auto open = std::find(open_backwards_.begin(), open_backwards_.end(), module);
+    if (open != open_backwards_.end()) open_backwards_.erase(open);
+  }
+  for (const int p : mine) {
+    at(p).users.erase(module);
+    if (given_up.count(p) != 0 && at(p).users.empty()) give_up(static_cast<std::size_t>(p));
+  }
+}
+
+/// The block stays in the gather stream's pool until the compute stream has passed (record_stream).
+void ParameterFetcher::give_up(std::size_t p) {
+  Parameter& parameter = parameters_[p];
+  if (parameter.state != State::available) return;
+  tape_.record_stream(parameter.full, Stream::compute);
+  tape_.free(parameter.full);
+  parameter.full = kNoBuffer;
+  parameter.state = State::sharded;
+  available_ -= parameter.elements;
+  if (job_.config.hpz_ranks <= 1 || parameter.secondary != kNoBuffer) return;
+  const std::int64_t elements = ceil_div(parameter.shard * job_.ranks, job_.config.hpz_ranks);
+  parameter.secondary = tape_.alloc({elements * weight_size_, Pool::compute, BufferRole::weight_shard,
+                                     Owner::parameters, static_cast<std::int16_t>(tape_.block())});
+  tape_.pass(Stream::compute, 2 * elements * weight_size_, {{parameter.secondary, Access::write}});
+}
+
+void ParameterFetcher::end_backward() {
+  in_backward_ = false;
+  while (!open_backwards_.empty()) {
+    const int module = open_backwards_.back();
+    open_backwards_.pop_back();
+    std::set<int> mine(own(module).begin(), own(module).end());
+    mine.insert(recomputed_[module].begin(), recomputed_[module].end());
+    recomputed_.erase(module);
+    for (const int p : mine) {
+      at(p).users.erase(module);
+      if (!at(p).persistent && at(p).users.empty()) give_up(static_cast<std::size_t>(p));
+    }
+  }
+}
+
+// --- the whole model -------------------------------------------------------------------------------------------------
+
+void ParameterFetcher::release_all() {
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    if (parameters_[p].state == State::in_flight) wait_for(p);
+  }
+  for (std::size_t p = 0; p < parameters_.size(); ++p) give_up(p);
+}
+
+void ParameterFetcher::gather_persistent() {
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    Parameter& parameter = parameters_[p];
+    if (!parameter.persistent) continue;
+    start_flight({p});
+    wait_for(p);
+  }
+  tape_.host_waits(stream_);
+}
+
+void ParameterFetcher::visit(std::size_t parameter) {
+  if (parameters_[parameter].state != State::sharded) return;
+  start_flight({parameter});
+  wait_for(parameter);
+  give_up(parameter);
+}
+
+void ParameterFetcher::drop_secondary_shards() {
+  for (Parameter& parameter : parameters_) {
+    tape_.free(parameter.secondary);
+    parameter.secondary = kNoBuffer;
+  }
+}
+
+}  // namespace zeroplan

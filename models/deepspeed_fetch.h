@@ -1,0 +1,92 @@
+#pragma once
+// Which parameters stage 3 has gathered at any moment: DeepSpeed's PartitionedParameterCoordinator with its exact
+// fetch, prefetch and release rules (deepspeed.md section 5.4), and what each gather allocates (5.5).
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "models/deepspeed_stage_parts.h"
+
+namespace zeroplan {
+
+class ParameterFetcher {
+ public:
+  ParameterFetcher(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape);
+
+  /// A root forward begins. The first one arms the trace, the second is recorded with its backward, from the third on
+  /// it is used.
+  void begin_micro_step();
+  /// Pre-hooks: the module's parameters are there when this returns; with a trace more are on their way.
+  void fetch(int module, bool forward);
+  /// Post-hooks: what no later use holds is given up.
+  void release(int module, bool forward);
+  /// Backwards that no post-hook ended (their inputs need no gradient).
+  void end_backward();
+  /// Everything is released, persistent parameters too; secondary shards are dropped.
+  void release_all();
+  /// After the update, one gather a persistent parameter.
+  void gather_persistent();
+  /// One parameter gathered and given up again, as initialize does for each trainable one.
+  void visit(std::size_t parameter);
+  void drop_secondary_shards();
+
+ private:
+  enum class State : std::uint8_t { sharded, in_flight, available };
+  struct Parameter {
+    std::int64_t elements = 0, shard = 0;
+    bool persistent = false, trainable = true;
+    State state = State::sharded;
+    TapeId full = kNoBuffer;
+    TapeId secondary = kNoBuffer;  // hpZ
+    int flight = -1;               // index into flights_
+    int last_use = -1;             // position in the trace for which it was last fetched or promised
+    std::set<int> users;           // modules that are at work with it
+  };
+  /// One all-gather. Several parameters share a flat buffer until the last of them has been waited for.
+  struct Flight {
+    TapeId buffer = kNoBuffer;
+    std::vector<std::size_t> parameters;
+    int waited = 0;
+    bool copied = false;
+  };
+  const std::vector<int>& own(int module) const { return step_.modules[static_cast<std::size_t>(module)].parameters; }
+  Parameter& at(int parameter) { return parameters_[static_cast<std::size_t>(parameter)]; }
+  bool traced() const { return !trace_.empty(); }
+  Group group_of(const Parameter& parameter) const;
+  std::int64_t gathered_bytes(const Parameter& parameter) const;
+
+  void gather(const std::vector<std::size_t>& wanted);
+  void start_flight(const std::vector<std::size_t>& wanted);
+  void bring_up_shard(const Parameter& parameter);
+  void wait_for(std::size_t parameter);
+  void copy_out(Flight& flight);
+  void follow_trace(int module);
+  void prefetch();
+  const std::vector<int>& releasable(int module);
+  void give_up(std::size_t parameter);
+
+  const EagerStep& step_;
+  const DeepSpeedJob& job_;
+  EngineTape& tape_;
+  Stream stream_;
+  Pool pool_;
+  std::int64_t weight_size_;
+  std::vector<Parameter> parameters_;
+  std::vector<Flight> flights_;
+  std::int64_t available_ = 0;  // elements gathered through here since the root forward began
+
+  int forwards_ = 0;  // root forwards
+  bool recording_ = false, in_backward_ = false;
+  std::vector<int> recorded_, trace_;       // modules in the order of their hooks
+  std::vector<std::pair<int, int>> queue_;  // (parameter, position) of the trace
+  std::size_t queue_head_ = 0;
+  int position_ = 0;                                         // hooks since the root forward began
+  std::map<std::pair<int, int>, std::vector<int>> release_;  // by module and position; never invalidated
+  std::vector<int> open_backwards_;                          // modules whose backward runs
+  std::map<int, std::set<int>> recomputed_;                  // frozen parameters fetched by recomputation inside one
+};
+
+}  // namespace zeroplan

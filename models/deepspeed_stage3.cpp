@@ -1,0 +1,254 @@
+// Stage 3: DeepSpeedZeroOptimizer_Stage3. Every parameter is sharded by itself; gradients are reduce-scattered bucket
+// by bucket into one flat buffer of the rank's share; the update runs sub-group by sub-group.
+
+#include <algorithm>
+#include <vector>
+
+#include "models/deepspeed_fetch.h"
+#include "models/deepspeed_stage_parts.h"
+
+namespace zeroplan {
+namespace {
+
+/// Elements of which the norm of an offloaded gradient is taken at once.
+constexpr std::int64_t kNormPiece = 250'000'000;
+
+class Stage3 final : public DeepSpeedStage {
+ public:
+  Stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape);
+  void initialize() override;
+  void begin(const MicroStep& now) override;
+  void forward_pre(int module) override { fetcher_.fetch(module, true); }
+  void forward_post(int module) override { fetcher_.release(module, true); }
+  void backward_pre(int module) override { fetcher_.fetch(module, false); }
+  void backward_post(int module) override { fetcher_.release(module, false); }
+  void gradient(int parameter, TapeId storage) override;
+  void backward_end() override;
+  void update() override;
+
+ private:
+  struct Pending {
+    std::size_t parameter = 0;
+    TapeId storage = kNoBuffer;  // its own; kNoBuffer: copied into the bucket
+  };
+  std::int64_t shard(std::size_t parameter) const { return ceil_div(elements(parameter), job_.ranks); }
+  void load_and_shard();
+  void make_masters();
+  void reduce_bucket();
+  TapeId interleave();
+  void offload_partition(const Pending& item);
+  void make_moments();
+  void update_sub_group(std::int64_t count);
+
+  ParameterFetcher fetcher_;
+  bool offload_, contiguous_;
+  DType sum_type_;  // of the accumulated gradients
+  Stream reduce_stream_;
+  Pool reduce_pool_;
+  std::int64_t owned_ = 0, largest_shard_ = 0;  // elements of trainable shards
+  std::vector<std::int64_t> groups_;            // sub-groups
+  TapeId bucket_ = kNoBuffer;                   // for good
+  std::vector<Pending> pending_;
+  std::int64_t pending_elements_ = 0;
+};
+
+Stage3::Stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape)
+    : DeepSpeedStage(step, job, tape),
+      fetcher_(step_, job_, tape_),
+      offload_(job.config.optimizer_on_host()),
+      contiguous_(job.config.contiguous_gradients),
+      sum_type_(job.config.grad_accum.value_or(type_)),
+      reduce_stream_(job.config.overlap_comm ? Stream::reduce : Stream::compute),
+      reduce_pool_(job.config.overlap_comm ? Pool::reduce : Pool::compute),
+      groups_(sub_groups(step, job.ranks, job.config.sub_group)) {
+  for (std::size_t p = 0; p < num_parameters(); ++p) {
+    if (!trainable(p)) continue;
+    owned_ += shard(p);
+    largest_shard_ = std::max(largest_shard_, shard(p));
+  }
+}
+
+void Stage3::initialize() {
+  load_and_shard();
+  if (!offload_) make_masters();
+  if (contiguous_) {
+    bucket_ =
+        resident(job_.config.reduce_bucket * size_of(communication_), BufferRole::gradient_staging, Owner::buffers);
+  }
+  if (!offload_) resident(owned_ * size_of(sum_type_), BufferRole::gradient_shard, Owner::gradients);
+  for (std::size_t p = 0; p < num_parameters(); ++p) {  // hooks are set on gathered parameters
+    if (trainable(p)) fetcher_.visit(p);
+  }
+}
+
+/// Without zero.Init the whole model lies on the GPU first. Unless parameters live on the host, trainable shards go
+/// through the host into one flat buffer, and the cache is emptied on the way.
+void Stage3::load_and_shard() {
+  const bool on_host = job_.config.parameters_on_host();
+  std::vector<TapeId> loaded;
+  if (!job_.zero_init) loaded = load_model();
+  std::vector<TapeId> shards(num_parameters(), kNoBuffer);
+  for (std::size_t p = 0; p < num_parameters(); ++p) {
+    if (!on_host) shards[p] = resident(bytes(shard(p)), BufferRole::weight_shard, Owner::parameters);
+    if (!loaded.empty()) tape_.free(loaded[p]);
+  }
+  if (on_host) return;
+  for (std::size_t p = 0; p < num_parameters(); ++p) {
+    if (trainable(p)) tape_.free(shards[p]);
+  }
+  tape_.empty_cache();
+  resident(bytes(owned_), BufferRole::weight_shard, Owner::parameters);
+}
+
+/// A sub-group's fp32 copy is made twice; the first one lives until the next sub-group. Then a zero gradient each.
+void Stage3::make_masters() {
+  TapeId converted = kNoBuffer;
+  for (const std::int64_t count : groups_) {
+    const TapeId next = staging(fp32(count), BufferRole::master);
+    tape_.free(converted);
+    converted = next;
+    resident(fp32(count), BufferRole::master, Owner::optimizer);
+  }
+  tape_.free(converted);
+  for (const std::int64_t count : groups_) tape_.free(staging(fp32(count), BufferRole::gradient_staging));
+}
+
+void Stage3::begin(const MicroStep& now) {
+  DeepSpeedStage::begin(now);
+  fetcher_.begin_micro_step();
+}
+
+void Stage3::gradient(int parameter, TapeId storage) {
+  const auto p = static_cast<std::size_t>(parameter);
+  const std::int64_t bucket = job_.config.reduce_bucket;
+  if (pending_elements_ + elements(p) > bucket && pending_elements_ > 0) reduce_bucket();
+  if (contiguous_ && pending_elements_ + elements(p) <= bucket) {
+    tape_.wait(reduce_stream_, Stream::compute);
+    tape_.pass(reduce_stream_, 2 * bytes(elements(p)), {{storage, Access::read}, {bucket_, Access::write}});
+    tape_.record_stream(storage, reduce_stream_);
+    tape_.free(storage);
+    storage = kNoBuffer;
+  }
+  pending_.push_back({p, storage});
+  pending_elements_ += elements(p);
+}
+
+/// The reduce-scatter's input: each parameter padded and cut by ranks, unless it is one that needs neither.
+TapeId Stage3::interleave() {
+  if (pending_.size() == 1 && elements(pending_.front().parameter) % job_.ranks == 0) return kNoBuffer;
+  std::int64_t padded = 0;
+  for (const Pending& item : pending_) padded += shard(item.parameter) * job_.ranks;
+  const TapeId copy = staging(padded * size_of(communication_), BufferRole::gradient_staging, reduce_pool_);
+  tape_.pass(reduce_stream_, 2 * padded * size_of(communication_), {{bucket_, Access::read}, {copy, Access::write}});
+  return copy;
+}
+
+void Stage3::reduce_bucket() {
+  if (pending_.empty()) return;
+  std::int64_t padded = 0;
+  for (const Pending& item : pending_) padded += shard(item.parameter) * job_.ranks;
+  TapeId cast = kNoBuffer;
+  if (communication_ != type_) {
+    cast = staging(pending_elements_ * size_of(communication_), BufferRole::gradient_staging, reduce_pool_);
+    tape_.pass(reduce_stream_, pending_elements_ * (weight_size_ + size_of(communication_)),
+               {{bucket_, Access::read}, {cast, Access::write}});
+  }
+  const bool scatters = job_.config.reduce_scatter;
+  const TapeId copy = scatters ? interleave() : kNoBuffer;
+  TapeId input = copy != kNoBuffer ? copy : cast != kNoBuffer ? cast : bucket_;
+  if (input == bucket_ && pending_.front().storage != kNoBuffer) input = pending_.front().storage;
+  collective(reduce_stream_, scatters ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce, Group::all,
+             pending_elements_, scatters ? padded : pending_elements_, communication_, {{input, Access::read_write}});
+  for (const Pending& item : pending_) {
+    if (offload_) {
+      offload_partition(item);
+    } else {  // into the flat gradient buffer, added to it after the first micro-step
+      tape_.pass(reduce_stream_, shard(item.parameter) * (size_of(communication_) + 2 * size_of(sum_type_)));
+    }
+    tape_.record_stream(item.storage, reduce_stream_);
+    tape_.free(item.storage);
+  }
+  tape_.free(copy);
+  tape_.free(cast);
+  pending_.clear();
+  pending_elements_ = 0;
+}
+
+/// A partition travels to the host and, for the fp32 value at the boundary, back again.
+void Stage3::offload_partition(const Pending& item) {
+  const std::int64_t count = shard(item.parameter);
+  const auto size = Bytes(static_cast<double>(count * size_of(sum_type_)));
+  tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, size});
+  const TapeId back = staging(count * size_of(sum_type_), BufferRole::gradient_staging, reduce_pool_);
+  tape_.work(reduce_stream_, Copy{Memory::pinned, Memory::hbm, size}, {{back, Access::write}});
+  if (now_.last) {
+    transient(8 * std::min(count, kNormPiece), BufferRole::norm, reduce_stream_, reduce_pool_);
+    const TapeId cast = staging(fp32(count), BufferRole::gradient_staging, reduce_pool_);
+    tape_.pass(reduce_stream_, count * (size_of(sum_type_) + 4), {{back, Access::read}, {cast, Access::write}});
+    tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, Bytes(static_cast<double>(fp32(count)))},
+               {{cast, Access::read}});
+    tape_.free(cast);
+  }
+  tape_.free(back);
+}
+
+void Stage3::backward_end() {
+  reduce_bucket();
+  tape_.host_waits(reduce_stream_);
+  fetcher_.end_backward();
+}
+
+void Stage3::make_moments() {
+  if (moments_made_) return;
+  for (const std::int64_t count : groups_) {
+    for (int i = 0; i < 2; ++i) resident(fp32(count), BufferRole::moments, Owner::optimizer);
+  }
+  moments_made_ = true;
+}
+
+void Stage3::update_sub_group(std::int64_t count) {
+  if (offload_) {
+    adam(count, true);
+    const auto size = Bytes(static_cast<double>(bytes(count)));
+    if (!job_.config.parameters_on_host()) {
+      tape_.work(Stream::h2d, Copy{Memory::dram, Memory::hbm, size});
+      tape_.host_waits(Stream::h2d);
+    }
+    return;
+  }
+  const TapeId flat = staging(count * size_of(sum_type_), BufferRole::gradient_staging);
+  tape_.pass(Stream::compute, 2 * count * size_of(sum_type_), {{flat, Access::write}});
+  TapeId gradient = flat;
+  if (sum_type_ != DType::fp32) {
+    gradient = staging(fp32(count), BufferRole::gradient_staging);
+    tape_.pass(Stream::compute, count * (size_of(sum_type_) + 4), {{flat, Access::read}, {gradient, Access::write}});
+    tape_.free(flat);
+  }
+  adam(count, false);
+  tape_.pass(Stream::compute, fp32(count) + bytes(count));  // master to shards
+  tape_.free(gradient);
+}
+
+void Stage3::update() {
+  fetcher_.release_all();
+  if (type_ == DType::fp16) {  // isinf and isnan maps over the whole gradient buffer
+    if (!offload_) transient(3 * owned_, BufferRole::norm, Stream::compute);
+    agree(DType::u8);
+  }
+  if (!offload_) {
+    transient(8 * largest_shard_, BufferRole::norm, Stream::compute);
+  }
+  for (std::size_t i = 0; i < groups_.size(); ++i) agree(DType::fp32);
+  if (!offload_) make_moments();
+  for (const std::int64_t count : groups_) update_sub_group(count);
+  fetcher_.drop_secondary_shards();
+  fetcher_.gather_persistent();
+}
+
+}  // namespace
+
+std::unique_ptr<EngineHooks> make_stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape) {
+  return std::make_unique<Stage3>(step, job, tape);
+}
+
+}  // namespace zeroplan
