@@ -44,6 +44,8 @@ class Emitter {
     kAdam,
     kGradientD2h,
     kWeightH2d,
+    kWeightD2h,
+    kWeightRead,
     kStateRead,
     kStateWrite,
     kStateH2d,
@@ -75,6 +77,8 @@ class Emitter {
   bool sums_gradients() const {
     return plan_.accumulation > 1 || plan_.precision.accumulation != plan_.precision.gradients;
   }
+  /// Adam reads the weights: they are the master, or a part of it.
+  bool reads_weights() const { return !plan_.precision.master || plan_.precision.split_master; }
   /// Whether backward adds to the whole resident gradient (or overwrites it: first micro-step, or not kept whole).
   bool accumulate_weights(const Block& b) const { return b.resident_gradient && micro_step_ > 0; }
   /// A table's backward only writes its gradient; a norm behind it (BLOOM, BERT) reads its scale again.
@@ -323,6 +327,7 @@ class Emitter {
   OpRef host_adam(int i, Block& b, std::array<OpRef, 3> after, BufferId gradient, BufferId state_slot);
   /// From there to where they belong.
   OpRef weights_after_host(int i, Block& b, OpRef adam);
+  OpRef old_weights(int i, const Block& b, const Ring::Slot& slot, OpRef after);
   OpRef update_streamed(int i, Block& b, OpRef barrier);
   OpRef streamed_adam(int i, Block& b, BufferId states, OpRef there, OpRef barrier);
 

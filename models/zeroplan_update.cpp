@@ -122,9 +122,8 @@ WorkId Emitter::adam_work(const Block& b) {
   return shared(b.kind, kAdam + 100 * static_cast<int>(b.optimizer), [&] {
     const Precision& p = plan_.precision;
     const std::int64_t n = update_elements(b);
-    const bool reads_weights = !p.master || p.split_master;
-    const int bytes =
-        size_of(p.accumulation) + 2 * p.optimizer_bytes_per_parameter() + size_of(p.weights) * (reads_weights ? 2 : 1);
+    const int bytes = size_of(p.accumulation) + 2 * p.optimizer_bytes_per_parameter() +
+                      size_of(p.weights) * (reads_weights() ? 2 : 1);
     const bool on_host = b.optimizer != Tier::hbm && plan_.update == UpdateOn::host;
     return AdamStep{n, on_host ? UpdateOn::host : UpdateOn::device, Bytes(static_cast<double>(n * bytes))};
   });
@@ -201,18 +200,30 @@ OpRef Emitter::host_adam(int i, Block& b, std::array<OpRef, 3> after, BufferId g
   } else {
     state_operands(b, Access::read_write);
   }
-  OpRef slot_free;
+  OpRef target_ready;
   if (uses_weight_ring(b)) {
     const Ring::Slot slot = weight_up_.take();
-    slot_free = slot.free_after;
     weight_target_ = slot.buffer;
+    target_ready = reads_weights() ? old_weights(i, b, slot, after[0]) : slot.free_after;
   } else {
     weight_target_ = b.shard;
   }
-  operands_.push_back({weight_target_, Access::write});
+  operands_.push_back({weight_target_, reads_weights() ? Access::read_write : Access::write});
   norm_operand(host_norm_);
-  const std::array<OpRef, 4> edges{after[0], after[1], after[2], slot_free};
+  const std::array<OpRef, 4> edges{after[0], after[1], after[2], target_ready};
   return add(Stream::host, i, adam_work(b), edges, operands_);
+}
+
+// Weights that are a part of the master (split master), or the master itself (fp32), come to the host first.
+OpRef Emitter::old_weights(int i, const Block& b, const Ring::Slot& slot, OpRef after) {
+  const Bytes bytes = bytes_of(update_elements(b), compute_type());
+  const Operand to{slot.buffer, Access::write};
+  if (weights_end_in_hbm(b)) {
+    const WorkId down = shared(b.kind, kWeightD2h, [&] { return Copy{Memory::hbm, Memory::pinned, bytes}; });
+    return add(Stream::d2h, i, down, {after, slot.free_after}, {{device_weights(b), Access::read}, to});
+  }
+  const WorkId read = shared(b.kind, kWeightRead, [&] { return Copy{Memory::nvme, Memory::pinned, bytes}; });
+  return add(Stream::nvme_read, i, read, {slot.free_after}, {{b.shard, Access::read}, to});
 }
 
 OpRef Emitter::weights_after_host(int i, Block& b, OpRef adam) {
