@@ -115,9 +115,11 @@ InitialWeights::InitialWeights(const ModelSpec& model, std::uint64_t seed)
 
 InitialWeights::Rule InitialWeights::rule(const BlockKind& kind, std::size_t tensor) const {
   const TensorSpec& spec = kind.tensors[tensor];
+  // B of an adapter begins as 0, and its base as somebody's weights.
+  const bool adapter = spec.name.find(".lora_") != std::string::npos;
   const double branch_end = deviation_ / std::sqrt(2.0 * static_cast<double>(model_->num_layers));
   for (const GraphOp& op : kind.ops) {
-    if (!holds(op.tensors, static_cast<int>(tensor))) continue;
+    if (adapter || !holds(op.tensors, static_cast<int>(tensor))) continue;
     switch (op.kernel) {
       case Kernel::norm:
         return {0, is_bias(spec) ? 0.0f : 1.0f};
