@@ -39,8 +39,34 @@ Seconds CollectiveModel::tree_latency(RankGroup group, std::size_t protocol, con
                            std::log2(static_cast<double>(group.nodes)) * nccl::kTreeNetwork[protocol]));
 }
 
+/// The one-node tables: in-switch on Hopper and Blackwell, rings of (nearly) whole nodes before.
+const CollectiveRamp* CollectiveModel::reduce_table(RankGroup group) const {
+  const CollectiveRamp* ramp = ramp_for(group);
+  if (ramp == nullptr || group.nodes > 1) return ramp;
+  const bool whole = family_ == "Ampere" && 2 * group.ranks > ramp->ranks;
+  return whole || nvls_inside(group.ranks_per_node) ? ramp : nullptr;
+}
+
+CollectiveModel::Choice CollectiveModel::fastest_ring(Pattern pattern, Bytes wire, RankGroup group,
+                                                      const Path& path) const {
+  NvlinkRing ring{group.ranks, pattern == Pattern::reduce, nvlink_,
+                  path.ring,   nccl::kTableRanks,          tables_->ring.channels};
+  // A bridged pair's rate was measured on a pair; RCCL's channels are not known.
+  if (interconnect_ == Interconnect::nvlink_pairs || !nvidia_) ring.asymptote_ranks = group.ranks;
+  Choice best;
+  for (const std::size_t protocol : {nccl::kSimple, nccl::kLL128, nccl::kLL}) {
+    const RingTime time = ring_time(tables_->ring, ring, protocol, wire);
+    if (!best.algorithm.empty() && time.total() >= best.time) continue;
+    best = {"ring", nccl::kProtocolNames[protocol], time.latency, time.total(), false, false};
+  }
+  return best;
+}
+
 CollectiveModel::Choice CollectiveModel::choose(Pattern pattern, double factor, Bytes message, RankGroup group,
                                                 const Path& path) const {
+  if (path.inside_link == LinkClass::nvlink && group.nodes == 1 &&
+      (pattern != Pattern::reduce || reduce_table(group) == nullptr))
+    return fastest_ring(pattern, message * factor, group, path);
   Choice best;
   Seconds best_time;
   const auto consider = [&](Choice candidate, BytesPerSecond bandwidth) {
@@ -106,10 +132,8 @@ Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes mes
   if (path.inside_link != LinkClass::nvlink) return choice.time;  // no measured sizes: NCCL's latencies and the link
   const Bytes wire = message * factor;
   if (pattern == Pattern::reduce) {
-    const CollectiveRamp* ramp = ramp_for(group);
-    // The one-node ramps of Hopper and Blackwell are NVLS; a ring there follows the law of the gathers.
-    const bool fits = group.nodes > 1 || family_ == "Ampere" || nvls_inside(group.ranks_per_node);
-    if (ramp != nullptr && fits) {
+    const CollectiveRamp* ramp = reduce_table(group);
+    if (ramp != nullptr) {
       BytesPerSecond rate = reduce_asymptote(path, group);
       if (group.nodes == 1 && family_ == "Ampere") rate = rate * (ramp->asymptote / law_->bandwidth);
       const Seconds there = least_reduce_latency({ramp->ranks, ramp->nodes, ramp->ranks / ramp->nodes}, path);
@@ -117,14 +141,7 @@ Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes mes
       return wire / (rate * ramp->relative(message * (ramp->asymptote / rate))) + extra;
     }
   }
-  if (group.nodes == 1) {
-    // Bus bandwidth is comparable between collectives, and below a few MiB the law is too fast: the smaller of the two.
-    const Bytes size = message * (law_->bandwidth / path.ring);
-    const CollectiveRamp* ramp = ramp_for(group);
-    double relative = law_->relative(size);
-    if (ramp != nullptr) relative = std::min(relative, ramp->relative(size));
-    return std::max(wire / (path.ring * relative), choice.time);
-  }
+  if (group.nodes == 1) return choice.time;
   const double scale = path.ring < nccl::kNetworkSlowest ? path.ring / nccl::kNetworkSlowest
                                                          : std::max(1.0, path.ring / nccl::kNetworkFastest);
   const double relative = 1 / (1 + std::pow(nccl::kNetworkHalfSize * scale / message, nccl::kNetworkExponent));

@@ -149,7 +149,10 @@ CollectiveModel::Path CollectiveModel::pcie_path(Pattern pattern, int ranks) con
   }
   const bool two_sockets = ranks > ranks_per_socket_;
   if (!peer_access_) {
-    BytesPerSecond rate = pcie_ * (two_sockets ? nccl::kHostMemoryTwoSockets : nccl::kHostMemory);
+    const BytesPerSecond copies = pcie_ * nccl::kHostMemoryCopies;
+    const MeasuredRing known = two_sockets ? MeasuredRing{pcie_ * nccl::kHostMemoryTwoSockets, 8, copies}
+                                           : MeasuredRing{pcie_ * nccl::kHostMemory, 4, copies};
+    BytesPerSecond rate = copy_limited_rate(known, copies, tables_->ring.corner, ranks, pattern == Pattern::reduce);
     if (dram_bandwidth_ > BytesPerSecond())
       rate = std::min(rate, dram_bandwidth_ / (nccl::kHostMemoryPasses * gpus_per_node_));
     return {LinkClass::host_memory, rate, {}, rate};
@@ -211,6 +214,16 @@ CollectiveCost CollectiveModel::broadcast(Bytes message, RankGroup group) const 
   return evaluate(Pattern::broadcast, message, group);
 }
 
+/// Beyond what isolated collectives wait: ranks of a step arrive still less evenly than those of a benchmark.
+Seconds CollectiveModel::step_latency(Pattern pattern, RankGroup group, const Path& path) const {
+  const Seconds all = microseconds(
+      nccl::kStepLatencyFactor * (pattern == Pattern::reduce ? 2 : 1) *
+      ((group.ranks - group.nodes) * nccl::kStepRankUs + (group.nodes - 1) * nccl::kStepNodeUs + nccl::kStepBaseUs));
+  const bool ring_law = path.inside_link == LinkClass::nvlink && group.nodes == 1 &&
+                        (pattern != Pattern::reduce || reduce_table(group) == nullptr);
+  return ring_law ? std::max(Seconds(), all - tables_->ring.skew * (group.ranks - 2.0)) : all;
+}
+
 CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGroup group) const {
   if (group.ranks != group.nodes * group.ranks_per_node || group.ranks < 1 || group.nodes > nodes_ ||
       group.ranks_per_node > gpus_per_node_)
@@ -222,10 +235,7 @@ CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGro
   const Path route = path(pattern, group);
   const Choice choice = choose(pattern, factor, message, group, route);
   Seconds total = measured_time(pattern, factor, message, group, route, choice);
-  if (setting_ == CollectiveSetting::in_step)
-    total += microseconds(
-        nccl::kStepLatencyFactor * (pattern == Pattern::reduce ? 2 : 1) *
-        ((n - group.nodes) * nccl::kStepRankUs + (group.nodes - 1) * nccl::kStepNodeUs + nccl::kStepBaseUs));
+  if (setting_ == CollectiveSetting::in_step) total += step_latency(pattern, group, route);
   cost.algorithm = choice.algorithm;
   cost.protocol = choice.protocol;
   cost.link = route.link;
@@ -260,7 +270,7 @@ std::vector<Assumption> CollectiveModel::assumptions() const {
         {"collectives inside a node",
          fmt::format("{} ring at {:.4g} GB/s for large messages", to_string(inside.link), inside.ring.base() / 1e9),
          inside.link == LinkClass::nvlink && interconnect_ != Interconnect::nvlink_pairs
-             ? fmt::format("{} size curve ({}), scaled by the link rate", family_, law_->source)
+             ? fmt::format("ring law, {}, scaled by the link rate", law_->source)
              : "measured fractions of the link rate, docs/cost-model.md"});
   }
   if (nodes_ > 1)

@@ -78,7 +78,7 @@ class CollectiveModel {
   struct Choice {
     std::string_view algorithm, protocol;
     Seconds latency;
-    Seconds time;            // latency + transfer by NCCL's formulas
+    Seconds time;            // latency + transfer: NCCL's formulas, or the ring law
     bool tree_like = false;  // network bytes of a tree over the nodes
     bool in_switch = false;  // NVLS
   };
@@ -95,8 +95,13 @@ class CollectiveModel {
   Seconds tree_latency(RankGroup group, std::size_t protocol, const Path& path) const;
   Seconds least_reduce_latency(RankGroup group, const Path& path) const;
   const CollectiveRamp* ramp_for(RankGroup group) const;
+  /// The measured all-reduce table that stands for the group, or none.
+  const CollectiveRamp* reduce_table(RankGroup group) const;
+  /// A ring over NVLink inside a node: the protocol that ring_time() finds fastest.
+  Choice fastest_ring(Pattern pattern, Bytes wire, RankGroup group, const Path& path) const;
   Seconds measured_time(Pattern pattern, double factor, Bytes message, RankGroup group, const Path& path,
                         const Choice& choice) const;
+  Seconds step_latency(Pattern pattern, RankGroup group, const Path& path) const;
   int channels(const Choice& choice, const Path& path, RankGroup group) const;
 
   const CollectiveTables* tables_;  // outlives the model: the built-in ones are static

@@ -50,9 +50,23 @@ CollectiveRamp read_ramp(const JsonValue& value) {
 }
 
 CollectiveLaw read_law(const JsonValue& value) {
-  value.require_only({"arch", "bandwidth", "link", "half_size", "exponent", "source"});
-  return {value.at("arch").as_string(),     value.at("bandwidth").as_rate(),      value.at("link").as_rate(),
-          value.at("half_size").as_bytes(), value.at("exponent").as_real(0.1, 2), value.at("source").as_string()};
+  value.require_only({"arch", "bandwidth", "link", "source"});
+  return {value.at("arch").as_string(), value.at("bandwidth").as_rate(), value.at("link").as_rate(),
+          value.at("source").as_string()};
+}
+
+RingLaw read_ring(const JsonValue& value) {
+  value.require_only({"channels", "channel", "ll_channel", "corner", "ramp_loss", "ramp_exponent", "skew", "source"});
+  RingLaw law;
+  law.channels = static_cast<int>(value.at("channels").as_int(1, 64));
+  law.channel = value.at("channel").as_real(1e-3, 1);
+  law.ll_channel = value.at("ll_channel").as_real(1e-3, 1);
+  law.corner = value.at("corner").as_real(1, 20);
+  law.ramp_loss = value.at("ramp_loss").as_real(0, 1);
+  law.ramp_exponent = value.at("ramp_exponent").as_real(0, 0.99);  // below 1, or time would fall with size
+  law.skew = value.at("skew").as_seconds();
+  law.source = value.at("source").as_string();
+  return law;
 }
 
 NvlsGain read_gain(const JsonValue& value) {
@@ -72,18 +86,15 @@ double CollectiveRamp::relative(Bytes size) const {
   return below->bandwidth / asymptote * std::pow(above->bandwidth / below->bandwidth, part);
 }
 
-double CollectiveLaw::relative(Bytes size) const {
-  return size > Bytes() ? 1 / (1 + std::pow(half_size / size, exponent)) : 0;
-}
-
 CollectiveTables read_collective_tables(std::string_view json) {
   const JsonDocument document = JsonDocument::parse(json, std::string(kFile));
   const JsonValue& root = document.root();
-  root.require_only({"schema", "ramps", "laws", "nvls"});
+  root.require_only({"schema", "ramps", "laws", "ring", "nvls"});
   root.at("schema").as_int(1, 1);
   CollectiveTables tables;
   for (const JsonValue& item : root.at("ramps").items()) tables.ramps.push_back(read_ramp(item));
   for (const JsonValue& item : root.at("laws").items()) tables.laws.push_back(read_law(item));
+  tables.ring = read_ring(root.at("ring"));
   for (const JsonValue& item : root.at("nvls").items()) tables.nvls.push_back(read_gain(item));
   return tables;
 }

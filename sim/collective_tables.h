@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/units.h"
+#include "sim/ring_law.h"
 
 namespace zeroplan {
 
@@ -27,17 +28,12 @@ struct CollectiveRamp {
   double relative(Bytes size) const;
 };
 
-/// B(S) = bandwidth / (1 + (half_size / S)^exponent) for a ring inside one node whose NVLink rate is `link`
-/// (step-time.md section 2).
+/// What a ring of eight GPUs of one node reaches in an all-reduce of many GiB, where their NVLink rate is `link`.
 struct CollectiveLaw {
   std::string arch;
   BytesPerSecond bandwidth;
   BytesPerSecond link;  // one GPU, one direction, spec
-  Bytes half_size;
-  double exponent = 1;
   std::string source;
-
-  double relative(Bytes size) const;
 };
 
 /// In-switch (NVLS) all-reduce over the ring's at a number of ranks of one NVSwitch node.
@@ -52,6 +48,7 @@ struct CollectiveTables {
   std::vector<CollectiveRamp> ramps;
   std::vector<CollectiveLaw> laws;
   std::vector<NvlsGain> nvls;  // rising ranks within an architecture
+  RingLaw ring;
 };
 
 /// Throws InputError with file and line.

@@ -1,7 +1,7 @@
 #pragma once
 // Latencies and limits of NCCL's own cost model (2.30.7, nccl.md section 3, after src/graph/tuning.cc), and the
-// measured fractions that correct its link rates (nccl.md sections 5, 6, 9). Only sim/collective_model*.cpp include
-// this.
+// measured fractions that correct its link rates (nccl.md sections 5, 6, 9). Only sim/collective_*.cpp and
+// sim/ring_law.cpp include this.
 
 #include <array>
 #include <cstddef>
@@ -51,6 +51,8 @@ inline constexpr double kStepLatencyFactor = 2.3;
 inline constexpr Bytes kNetworkHalfSize(80e6);
 inline constexpr BytesPerSecond kNetworkSlowest(174e9), kNetworkFastest(348e9);
 inline constexpr double kNetworkExponent = 0.75;
+/// Ranks of the one-node all-reduces that asymptotes were measured with.
+inline constexpr int kTableRanks = 8;
 /// The group that the law's latency belongs to.
 inline constexpr int kLawRanks = 16, kLawNodes = 2;
 
@@ -60,9 +62,12 @@ inline constexpr double kPcieReduce = 0.660, kPcieGather = 0.657, kPcieScatter =
 inline constexpr double kPcieReduceTwoSockets = 0.397, kPcieGatherTwoSockets = 0.428, kPcieScatterTwoSockets = 0.352;
 /// A switch tree with peer access: 8 RTX PRO 6000 reach 37.6 to 41 of 63 GB/s (rtx6kpro).
 inline constexpr double kPcieSwitch = 0.62;
-/// Without peer access, through host memory: 4 and 8 RTX 5090, 35 and 28 of 63 GB/s (nccl issue 1639; reporter: the
-/// 4090 is alike).
-inline constexpr double kHostMemory = 0.556, kHostMemoryTwoSockets = 0.444;
+/// Without peer access, through host memory, all-reduce. 8 ranks over two sockets: 28 of 63 GB/s (8 RTX 5090, nccl
+/// issue 1639; reporter: the 4090 is alike). 4 ranks of one socket: geometric mean of 35 (4 RTX 5090, same issue) and
+/// 30.2, which 2 H200 with peer access off mean for 4 (docs/measurements/h200x2: 28.0 all-reduce, 25.0 gather).
+inline constexpr double kHostMemory = 0.516, kHostMemoryTwoSockets = 0.444;
+/// What the channels of that path copy, of x16: from the same two figures (docs/cost-model.md section 4).
+inline constexpr double kHostMemoryCopies = 1.43;
 /// Each byte is written to and read from host memory once.
 inline constexpr double kHostMemoryPasses = 2;
 

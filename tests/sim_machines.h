@@ -97,6 +97,11 @@ inline MachineSpec measured_machine(const std::string& key) {
     machine.dram_bandwidth = BytesPerSecond(key == "rtx5090-8" ? 490e9 : 0);
     return machine;
   }
+  if (key == "h200-host-2") {  // peer access off: through host memory
+    MachineSpec machine = node_of("H200-SXM-141GB", 2, Interconnect::root_complex);
+    machine.gpu.p2p_over_pcie = false;
+    return machine;
+  }
   if (key == "pro6000-8") return node_of("RTX-PRO-6000", 8, Interconnect::pcie_switch);
   if (key == "p4de-2") return nodes_of(a100, 2, "EFA v1", 50);
   if (key == "p5-2") return nodes_of(h100, 2, "EFA v2", 400);
