@@ -18,8 +18,8 @@ std::span<const std::byte> bytes_of_value(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-[[noreturn]] void refuse(const InputFile& file, std::string_view message) {
-  throw InputError(fmt::format("{}: {}", file.path().string(), message));
+[[noreturn]] void refuse(const std::filesystem::path& path, std::string_view message) {
+  throw InputError(fmt::format("{}: {}", path.string(), message));
 }
 
 std::int64_t bytes_per_element(const StateFileHeader& header) { return 4 + 2 * std::int64_t{header.bytes_per_moment}; }
@@ -85,62 +85,63 @@ NamedFile StateFileWriter::finish() {
 // --- reading -----------------------------------------------------------------------------------------
 
 StateFile::StateFile(const std::filesystem::path& directory, const NamedFile& named, const StateFileHeader& expected)
-    : file_(directory / named.name) {
-  if (file_.size() != named.bytes) {
-    refuse(file_, fmt::format("{}: expected {} bytes, found {}",
-                              file_.size() < named.bytes ? "truncated" : "longer than the manifest says", named.bytes,
-                              file_.size()));
+    : path_(directory / named.name) {
+  const InputFile file(path_);
+  if (file.size() != named.bytes) {
+    refuse(path_, fmt::format("{}: expected {} bytes, found {}",
+                              file.size() < named.bytes ? "truncated" : "longer than the manifest says", named.bytes,
+                              file.size()));
   }
-  if (file_.size() < std::int64_t{sizeof(StateFileHeader) + sizeof(StateFileFooter)}) refuse(file_, "too short");
+  if (file.size() < std::int64_t{sizeof(StateFileHeader) + sizeof(StateFileFooter)}) refuse(path_, "too short");
   StateFileHeader header;
-  file_.read(0, std::as_writable_bytes(std::span(&header, 1)));
-  if (header.magic != expected.magic) refuse(file_, "expected \"ZPSTATES\" at offset 0");
+  file.read(0, std::as_writable_bytes(std::span(&header, 1)));
+  if (header.magic != expected.magic) refuse(path_, "expected \"ZPSTATES\" at offset 0");
   bytes_per_element_ = bytes_per_element(expected);
-  read_index(named, header);
+  read_index(file, named, header);
   if (std::memcmp(&header, &expected, sizeof(header)) != 0) {
-    refuse(file_, fmt::format("its header is of version {}, rank {}, step {} and {} bytes a moment; the manifest's are "
+    refuse(path_, fmt::format("its header is of version {}, rank {}, step {} and {} bytes a moment; the manifest's are "
                               "version {}, rank {}, step {} and {}",
                               header.version, header.rank, header.step, header.bytes_per_moment, expected.version,
                               expected.rank, expected.step, expected.bytes_per_moment));
   }
 }
 
-void StateFile::read_index(const NamedFile& named, const StateFileHeader& header) {
-  const std::int64_t footer_at = file_.size() - std::int64_t{sizeof(StateFileFooter)};
+void StateFile::read_index(const InputFile& file, const NamedFile& named, const StateFileHeader& header) {
+  const std::int64_t footer_at = file.size() - std::int64_t{sizeof(StateFileFooter)};
   StateFileFooter footer;
-  file_.read(footer_at, std::as_writable_bytes(std::span(&footer, 1)));
+  file.read(footer_at, std::as_writable_bytes(std::span(&footer, 1)));
   const std::int64_t room = footer_at - footer.index_offset;
   if (footer.magic != StateFileFooter{}.magic || footer.index_offset < std::int64_t{sizeof(StateFileHeader)} ||
       room < 0 || room % std::int64_t{sizeof(StateChunk)} != 0 ||
       footer.chunks != room / std::int64_t{sizeof(StateChunk)}) {
-    refuse(file_, fmt::format("damaged footer at offset {}", footer_at));
+    refuse(path_, fmt::format("damaged footer at offset {}", footer_at));
   }
   index_.resize(static_cast<std::size_t>(footer.chunks));
-  file_.read(footer.index_offset, std::as_writable_bytes(std::span(index_)));
+  file.read(footer.index_offset, std::as_writable_bytes(std::span(index_)));
   const std::uint64_t found = checksum_of_frame(header, index_, footer);
   if (found != named.checksum) {
-    refuse(file_, fmt::format("header or index (offset {}) damaged: expected checksum {}, found {}",
+    refuse(path_, fmt::format("header or index (offset {}) damaged: expected checksum {}, found {}",
                               footer.index_offset, checksum_text(named.checksum), checksum_text(found)));
   }
   std::int64_t next = sizeof(StateFileHeader);
-  for (const StateChunk& chunk : index_) check(chunk, next);
-  if (next != footer.index_offset) refuse(file_, "its index leaves bytes out");
+  for (const StateChunk& chunk : index_) check(chunk, file.size(), next);
+  if (next != footer.index_offset) refuse(path_, "its index leaves bytes out");
 }
 
 /// Chunks stand one after the other from `next` on.
-void StateFile::check(const StateChunk& chunk, std::int64_t& next) const {
+void StateFile::check(const StateChunk& chunk, std::int64_t size, std::int64_t& next) const {
   const bool good = chunk.begin >= 0 && chunk.count > 0 && chunk.count <= kChunkElements && chunk.offset == next &&
-                    chunk.begin <= std::int64_t{1} << 60 && next < file_.size();
-  if (!good) refuse(file_, fmt::format("its index has a chunk of {} elements at offset {}", chunk.count, chunk.offset));
+                    chunk.begin <= std::int64_t{1} << 60 && next < size;
+  if (!good) refuse(path_, fmt::format("its index has a chunk of {} elements at offset {}", chunk.count, chunk.offset));
   next += chunk.count * bytes_per_element_;
 }
 
 void StateFile::read(const StateChunk& chunk, std::vector<std::byte>& into) const {
   into.resize(static_cast<std::size_t>(chunk.count * bytes_per_element_));
-  file_.read(chunk.offset, into);
+  InputFile(path_).read(chunk.offset, into);
   const std::uint64_t found = xxh64(into);
   if (found != chunk.checksum) {
-    refuse(file_, fmt::format("damaged: expected checksum {} of {} bytes at offset {}, found {}",
+    refuse(path_, fmt::format("damaged: expected checksum {} of {} bytes at offset {}, found {}",
                               checksum_text(chunk.checksum), into.size(), chunk.offset, checksum_text(found)));
   }
 }

@@ -72,7 +72,8 @@ class StateFileWriter {
   std::vector<FlatRange> ranges_;
 };
 
-/// Open for reading; header, index and footer are checked on opening. InputError names file, offset and what is wrong.
+/// Header, index and footer are read and checked at once; no descriptor stays open, a job may have thousands of files.
+/// InputError names file, offset and what is wrong. Reading is thread-safe.
 class StateFile {
  public:
   StateFile(const std::filesystem::path& directory, const NamedFile& named, const StateFileHeader& expected);
@@ -81,10 +82,10 @@ class StateFile {
   void read(const StateChunk& chunk, std::vector<std::byte>& into) const;
 
  private:
-  void read_index(const NamedFile& named, const StateFileHeader& header);
-  void check(const StateChunk& chunk, std::int64_t& next) const;
+  void read_index(const InputFile& file, const NamedFile& named, const StateFileHeader& header);
+  void check(const StateChunk& chunk, std::int64_t size, std::int64_t& next) const;
 
-  InputFile file_;
+  std::filesystem::path path_;
   std::int64_t bytes_per_element_ = 0;
   std::vector<StateChunk> index_;
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -78,6 +79,16 @@ void remove_old(const fs::path& directory, std::int64_t newest, int keep) {
   }
 }
 
+/// Makes a file and removes it again; every rank may do so at the same time.
+void check_writable(const fs::path& directory) {
+  std::string name = (directory / "zeroplan-writable-XXXXXX").string();
+  const int descriptor = ::mkstemp(name.data());
+  if (descriptor < 0)
+    throw DeviceError(fmt::format("{}: cannot be written: {}", directory.string(), std::strerror(errno)));
+  ::close(descriptor);
+  remove_file(name);
+}
+
 void check_coverage(std::vector<FlatRange> ranges, const std::vector<std::int64_t>& elements) {
   std::sort(ranges.begin(), ranges.end(), [](const FlatRange& a, const FlatRange& b) {
     return std::pair(a.block, a.begin) < std::pair(b.block, b.begin);
@@ -123,8 +134,7 @@ std::vector<std::int64_t> stored_elements(const ModelSpec& model, DType compute)
 
 void check_checkpoint_directory(const fs::path& directory, std::int64_t done_steps) {
   make_directories(directory);
-  // Goes again at once: it is only to see whether files can be made.
-  { const AtomicFile probe(directory / "zeroplan-writable"); }
+  check_writable(directory);
   for (const std::int64_t step : steps_in(directory)) {
     const fs::path folder = step_folder(directory, step);
     if (step > done_steps && has_valid_manifest(folder)) {

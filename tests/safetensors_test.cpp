@@ -297,6 +297,43 @@ TEST_CASE("Large models are cut into files with an index, and everything comes b
   }
 }
 
+TEST_CASE("Files of the bare GPT-2 are imported: names without prefix, masks, a copy of the tied head") {
+  const TemporaryFolder folder;
+  const ModelSpec model = tiny_gpt2();
+  export_initial<Bf16>(model, DType::bf16, DType::fp32, folder / "e");
+  const SafetensorsFile exported(folder / "e" / "model.safetensors");
+  std::vector<SafetensorsEntry> entries = exported.entries();
+  for (SafetensorsEntry& entry : entries) entry.name = entry.name.substr(std::string("transformer.").size());
+  entries.push_back({"h.0.attn.bias", DType::u8, {1, 1, 4, 4}});
+  entries.push_back({"lm_head.weight", DType::fp32, {96, 32}});
+  const auto write = [&](const std::vector<SafetensorsEntry>& all) {
+    SafetensorsWriter writer(folder / "bare.safetensors", all);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::vector<std::byte> bytes(
+          i + 2 < all.size()    ? static_cast<std::size_t>(exported.entries()[i].end - exported.entries()[i].begin)
+          : i + 2 == all.size() ? 16u
+                                : 96u * 32u * 4u);
+      if (i + 2 < all.size()) exported.read(exported.entries()[i], 0, bytes);
+      writer.add(bytes);
+    }
+    writer.finish();
+  };
+  write(entries);
+  const WeightImporter bare(model, folder / "bare.safetensors");
+  const WeightImporter full(model, folder / "e");
+  for (int block = 0; block < blocks_of(model); ++block) {
+    const std::int64_t size = flat_layout(kind_of(model, block), DType::bf16, 1).padded;
+    std::vector<float> a(static_cast<std::size_t>(size)), b(a.size());
+    bare.read({block, 0, size}, DType::bf16, a);
+    full.read({block, 0, size}, DType::bf16, b);
+    CHECK(a == b);
+  }
+  entries[entries.size() - 2].name = "h.0.attn.other";
+  write(entries);
+  CHECK_THAT(message_of([&] { WeightImporter(model, folder / "bare.safetensors"); }),
+             HasText("tensor h.0.attn.other is none of model gpt2"));
+}
+
 TEST_CASE("Weights of a checkpoint are exported exactly as the run computes with them") {
   const TemporaryFolder folder;
   const ModelSpec model = tiny_llama();
