@@ -8,6 +8,7 @@
 
 #include "models/deepspeed_config.h"
 #include "models/eager_step.h"
+#include "models/engine_host.h"
 #include "models/engine_walk.h"
 
 namespace zeroplan {
@@ -36,13 +37,6 @@ int deepspeed_steady_steps(const DeepSpeedJob& job);
 /// largest slice, then the lowest rank. 0 at the other stages, where only padding differs.
 int deepspeed_worst_rank(const EagerStep& step, const DeepSpeedJob& job);
 
-/// One kind of host buffer of a rank.
-struct HostBuffer {
-  const char* name = "";
-  std::int64_t bytes = 0;  // of one
-  std::int64_t count = 1;
-  bool pinned = false;  // taken as a power of two
-};
 /// What a rank keeps in host memory (engine-rules.md 2.13), the process itself aside.
 std::vector<HostBuffer> deepspeed_host_memory(const EagerStep& step, const DeepSpeedJob& job);
 

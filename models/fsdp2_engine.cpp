@@ -368,15 +368,15 @@ std::unique_ptr<EngineHooks> make_fsdp2_engine(const EagerStep& step, const Fsdp
   return std::make_unique<Fsdp2Engine>(step, options, tape);
 }
 
-Fsdp2HostMemory fsdp2_host_memory(const EagerStep& step, const Fsdp2Options& options) {
-  Fsdp2HostMemory host;
+std::vector<HostBuffer> fsdp2_host_memory(const EagerStep& step, const Fsdp2Options& options) {
+  std::vector<HostBuffer> host;
   if (!options.offload) return host;
   for (const EagerParameter& parameter : step.parameters) {
     const std::int64_t bytes = shard_elements(parameter, options.group()) * size_of(options.parameters);
-    host.parameters += bytes;
+    host.push_back({"weight shards", bytes, 1, HostKind::pinned});
     if (!parameter.trainable) continue;
-    host.gradients += bytes;
-    host.moments += 2 * bytes;
+    host.push_back({"gradient shards", bytes, 1, HostKind::pinned});
+    host.push_back({"Adam moments", bytes, 2, HostKind::pageable});
   }
   return host;
 }

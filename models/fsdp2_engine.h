@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "models/eager_step.h"
+#include "models/engine_host.h"
 #include "models/engine_walk.h"
 
 namespace zeroplan {
@@ -32,11 +34,8 @@ void check(const Fsdp2Options& options);
 /// The engine keeps references to the step and the tape.
 std::unique_ptr<EngineHooks> make_fsdp2_engine(const EagerStep& step, const Fsdp2Options& options, EngineTape& tape);
 
-/// What a rank keeps on the host: bytes, each buffer once. Zero without offload.
-struct Fsdp2HostMemory {
-  std::int64_t parameters = 0, gradients = 0, moments = 0;
-  std::int64_t total() const { return parameters + gradients + moments; }
-};
-Fsdp2HostMemory fsdp2_host_memory(const EagerStep& step, const Fsdp2Options& options);
+/// What a rank keeps in host memory, the process itself aside: nothing without offload. Parameters and gradients are
+/// pinned one by one.
+std::vector<HostBuffer> fsdp2_host_memory(const EagerStep& step, const Fsdp2Options& options);
 
 }  // namespace zeroplan

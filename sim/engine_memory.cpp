@@ -123,4 +123,23 @@ RunMemory replay(const EngineTape& tape, const AllocatorOptions& options, PeakCo
   return Replay(tape, options, counting, lead).run();
 }
 
+HostUse host_use(std::span<const HostBuffer> buffers) {
+  HostUse use;
+  for (const HostBuffer& buffer : buffers) {
+    const auto count = static_cast<double>(buffer.count);
+    switch (buffer.kind) {
+      case HostKind::pageable:
+        use.pageable += bytes(buffer.bytes) * count;
+        break;
+      case HostKind::pinned:
+        use.pinned += bytes(PinnedHostAllocator::rounded(buffer.bytes)) * count;
+        break;
+      case HostKind::locked:
+        use.pinned += bytes(buffer.bytes) * count;
+        break;
+    }
+  }
+  return use;
+}
+
 }  // namespace zeroplan

@@ -3,9 +3,11 @@
 // a given size holds the run.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "models/engine_host.h"
 #include "models/engine_tape.h"
 #include "sim/caching_allocator.h"
 
@@ -39,5 +41,15 @@ enum class HostLead : std::uint8_t {
 
 RunMemory replay(const EngineTape& tape, const AllocatorOptions& options, PeakCounting counting,
                  HostLead lead = HostLead::none);
+
+/// Host memory of a rank.
+struct HostUse {
+  Bytes pageable, pinned;  // pinned: rounding included
+  Bytes total() const { return pageable + pinned; }
+  /// What mapping the pinned part takes on the device: 8 bytes a page of 4 KiB (fits device_used of every offload row
+  /// of data/groundtruth to 0.002 GiB).
+  Bytes device_page_tables() const { return pinned / 512.0; }
+};
+HostUse host_use(std::span<const HostBuffer> buffers);
 
 }  // namespace zeroplan

@@ -1,0 +1,42 @@
+#pragma once
+// Memory of a training run under DeepSpeed or FSDP2, as torch.cuda, nvidia-smi and ps would show it: the eager step,
+// the engine on top of it, the caching allocator below, and what lies outside of it.
+
+#include <cstdint>
+
+#include "models/deepspeed_engine.h"
+#include "models/eager_step.h"
+#include "models/fsdp2_engine.h"
+#include "sim/engine_memory.h"
+
+namespace zeroplan {
+
+/// The GPU and PyTorch around an engine.
+struct EngineEnvironment {
+  /// Device memory right after CUDA starts, and what cuBLAS, cuDNN and loaded kernels add. Measured on H200, CUDA 13.0,
+  /// torch 2.11 (data/groundtruth: 0.6063 and 0.817 together on 95 of 103 rows).
+  Bytes context = 0.6063_GiB;
+  Bytes libraries = 0.2107_GiB;
+  std::int64_t cublas_workspace = 32 << 20;  // bytes a handle: EngineRun
+  AllocatorOptions allocator;
+  /// Of the process itself, without what the engine offloads: Python, PyTorch, CUDA's libraries (data/groundtruth, rss
+  /// of rows without offload: DeepSpeed 1.87 to 2.07 GiB, with zero.Init 1.66 to 1.68; FSDP2 1.33 to 1.58).
+  Bytes deepspeed_process = 2.0_GiB;
+  Bytes deepspeed_zero_init_process = 1.67_GiB;
+  Bytes fsdp2_process = 1.5_GiB;
+};
+
+struct EnginePrediction {
+  RunMemory memory;   // torch.cuda's figures; blocks of other streams are reusable at once
+  Bytes reserved;     // in the steady step
+  Bytes device_used;  // by cudaMemGetInfo: reserved, context, libraries, page tables of pinned memory
+  Bytes host;         // resident set of the process
+  HostUse host_use;   // the engine's part of it
+};
+
+EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
+                                   const EngineEnvironment& environment);
+EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
+                               const EngineEnvironment& environment);
+
+}  // namespace zeroplan

@@ -1,0 +1,201 @@
+#include "planner/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "models/error.h"
+#include "planner/validate_rows.h"
+
+namespace zeroplan {
+namespace {
+
+ErrorTable summarize(const std::string& source, Measured quantity, RowGroup group,
+                     const std::vector<Comparison>& comparisons) {
+  ErrorTable table{source, quantity, group, 0, 0, 0, 0, {}};
+  for (const Comparison& each : comparisons) {
+    if (each.quantity != quantity || (group != RowGroup::all && each.group != group)) continue;
+    const double error = each.error();
+    ++table.rows;
+    table.mean_error += std::abs(error);
+    table.bias += error;
+    if (table.rows == 1 || std::abs(error) > table.largest_error) {
+      table.largest_error = std::abs(error);
+      table.worst = each;
+    }
+  }
+  if (table.rows > 0) {
+    table.mean_error /= table.rows;
+    table.bias /= table.rows;
+  }
+  return table;
+}
+
+void add_tables(const std::string& source, const std::vector<Comparison>& comparisons, Validation& validation) {
+  for (int i = 0; i < kNumMeasured; ++i) {
+    const auto quantity = static_cast<Measured>(i);
+    ErrorTable all = summarize(source, quantity, RowGroup::all, comparisons);
+    if (all.rows == 0) continue;
+    const int rows = all.rows;
+    validation.tables.push_back(std::move(all));
+    if (quantity != Measured::reserved) continue;
+    for (const RowGroup group : {RowGroup::stages_0_to_2, RowGroup::stage_3}) {
+      ErrorTable part = summarize(source, quantity, group, comparisons);
+      if (part.rows > 0 && part.rows < rows) validation.tables.push_back(std::move(part));
+    }
+  }
+}
+
+std::string percent(double share) { return fmt::format("{:.3f} %", 100 * share); }
+
+}  // namespace
+
+std::string_view to_string(Measured quantity) {
+  switch (quantity) {
+    case Measured::allocated_after:
+      return "allocated_after";
+    case Measured::allocated_fwd:
+      return "allocated_fwd";
+    case Measured::allocated_bwd:
+      return "allocated_bwd";
+    case Measured::allocated_step:
+      return "allocated_step";
+    case Measured::reserved:
+      return "reserved";
+    case Measured::device_used:
+      return "device_used";
+    case Measured::host:
+      return "host";
+    case Measured::init_peak:
+      return "init_peak";
+    case Measured::saved:
+      return "saved";
+    case Measured::fwd_peak:
+      return "fwd_peak";
+    case Measured::bwd_peak:
+      return "bwd_peak";
+  }
+  return "";
+}
+
+std::string_view to_string(RowGroup group) {
+  switch (group) {
+    case RowGroup::all:
+      return "all";
+    case RowGroup::stages_0_to_2:
+      return "stages 0-2";
+    case RowGroup::stage_3:
+      return "stage 3";
+  }
+  return "";
+}
+
+int Validation::verdict_errors() const {
+  return static_cast<int>(std::count_if(verdicts.begin(), verdicts.end(),
+                                        [](const Verdict& each) { return each.measured_fits != each.predicted_fits; }));
+}
+
+void validate_rows(std::string_view text, const std::string& name, Validation& validation) {
+  RowPredictor predictor;
+  std::vector<Comparison> comparisons;
+  int line = 0;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view row_text = text.substr(0, end);
+    text = end < text.size() ? text.substr(end + 1) : std::string_view{};
+    ++line;
+    if (row_text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const JsonDocument document =
+        JsonDocument::parse(row_text, fmt::format("{} row {}", name, line), JsonSyntax::strict);
+    const JsonValue& row = document.root();
+    if (!row.is_object()) row.fail("an object a line");
+    ++validation.rows;
+    try {
+      RowPredictor::Answer answer = predictor.predict(row, row_text);
+      for (Comparison& each : answer.comparisons) {
+        each.line = line;
+        if (each.measured > Bytes()) comparisons.push_back(std::move(each));
+      }
+      for (Verdict& verdict : answer.verdicts) {
+        verdict.source = name;
+        verdict.line = line;
+        validation.verdicts.push_back(std::move(verdict));
+      }
+    } catch (const InputError& error) {
+      validation.unpredicted.push_back({name, line, RowPredictor::describe(row), error.what()});
+    }
+  }
+  add_tables(name, comparisons, validation);
+}
+
+std::string validation_text(const Validation& validation) {
+  std::string out = fmt::format("{} rows, {} not predicted\n", validation.rows, validation.unpredicted.size());
+  std::string source;
+  for (const ErrorTable& table : validation.tables) {
+    if (table.source != source) {
+      source = table.source;
+      out += fmt::format("\n{}\n  {:<28}{:>5}{:>11}{:>11}{:>12}  worst row\n", source, "quantity", "n", "MAPE", "max",
+                         "bias");
+    }
+    std::string name(to_string(table.quantity));
+    if (table.group != RowGroup::all) name += fmt::format(" ({})", to_string(table.group));
+    out += fmt::format("  {:<28}{:>5}{:>11}{:>11}{:>12}  {}: {} ({} for {})\n", name, table.rows,
+                       percent(table.mean_error), percent(table.largest_error),
+                       fmt::format("{:+.3f} %", 100 * table.bias), table.worst.line, table.worst.row,
+                       format_gib(table.worst.predicted), format_gib(table.worst.measured));
+  }
+  if (!validation.verdicts.empty()) {
+    out += fmt::format("\nFits or not: {} rows, {} wrong\n", validation.verdicts.size(), validation.verdict_errors());
+    for (const Verdict& each : validation.verdicts) {
+      if (each.measured_fits == each.predicted_fits) continue;
+      out += fmt::format("  {} row {}: {}: called \"{}\" {}\n", each.source, each.line, each.row,
+                         each.predicted_fits ? "fits" : "does not fit", each.why);
+    }
+  }
+  if (!validation.unpredicted.empty()) out += "\nNot predicted\n";
+  for (const Unpredicted& each : validation.unpredicted) {
+    out += fmt::format("  {} row {}: {}: {}\n", each.source, each.line, each.row, each.reason);
+  }
+  return out;
+}
+
+std::string validation_json(const Validation& validation) {
+  using Json = nlohmann::ordered_json;
+  Json root;
+  root["schema"] = 1;
+  root["rows"] = validation.rows;
+  root["tables"] = Json::array();
+  for (const ErrorTable& table : validation.tables) {
+    root["tables"].push_back({{"source", table.source},
+                              {"quantity", to_string(table.quantity)},
+                              {"group", to_string(table.group)},
+                              {"n", table.rows},
+                              {"mape", 100 * table.mean_error},
+                              {"max", 100 * table.largest_error},
+                              {"bias", 100 * table.bias},
+                              {"worst",
+                               {{"row", table.worst.line},
+                                {"description", table.worst.row},
+                                {"predicted", table.worst.predicted.base()},
+                                {"measured", table.worst.measured.base()}}}});
+  }
+  root["unpredicted"] = Json::array();
+  for (const Unpredicted& each : validation.unpredicted) {
+    root["unpredicted"].push_back(
+        {{"source", each.source}, {"row", each.line}, {"description", each.row}, {"reason", each.reason}});
+  }
+  root["verdict_errors"] = validation.verdict_errors();
+  root["verdicts"] = Json::array();
+  for (const Verdict& each : validation.verdicts) {
+    root["verdicts"].push_back({{"source", each.source},
+                                {"row", each.line},
+                                {"measured_fits", each.measured_fits},
+                                {"predicted_fits", each.predicted_fits},
+                                {"why", each.why}});
+  }
+  return root.dump(2) + "\n";
+}
+
+}  // namespace zeroplan

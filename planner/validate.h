@@ -1,0 +1,88 @@
+#pragma once
+// `zeroplan validate`: predictions beside measured rows (data/groundtruth, data/activations), as tables of errors per
+// source and quantity. Rows that cannot be predicted are listed with the reason, never dropped.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/units.h"
+
+namespace zeroplan {
+
+enum class Measured : std::uint8_t {
+  allocated_after,  // torch.cuda.memory_allocated after the step
+  allocated_fwd,    // its peak in forward, backward and step
+  allocated_bwd,
+  allocated_step,
+  reserved,     // by the caching allocator
+  device_used,  // by cudaMemGetInfo
+  host,         // resident set of rows that offload (without, it is the process itself)
+  init_peak,    // peak allocated in initialize
+  saved,        // activations alive after forward, peaks of forward and backward above parameters
+  fwd_peak,
+  bwd_peak,
+};
+inline constexpr int kNumMeasured = 11;
+std::string_view to_string(Measured quantity);
+
+/// Rows of one source that are averaged together. Stage 3's reserved memory depends on timing, so it has a table of its
+/// own beside the one of all rows.
+enum class RowGroup : std::uint8_t { all, stages_0_to_2, stage_3 };
+std::string_view to_string(RowGroup group);
+
+struct Comparison {
+  Measured quantity = Measured::allocated_after;
+  RowGroup group = RowGroup::all;  // the group besides `all` that the row belongs to; all: none
+  int line = 0;                    // of the source
+  std::string row;                 // short description
+  Bytes predicted, measured;
+  /// predicted / measured - 1.
+  double error() const { return predicted / measured - 1.0; }
+};
+
+struct Unpredicted {
+  std::string source;
+  int line = 0;
+  std::string row, reason;
+};
+
+/// Did the run fit on the card it was measured on?
+struct Verdict {
+  std::string source;
+  int line = 0;
+  std::string row;
+  bool measured_fits = true, predicted_fits = true;
+  std::string why;  // the allocator's message when it is predicted not to fit
+};
+
+struct ErrorTable {
+  std::string source;
+  Measured quantity = Measured::allocated_after;
+  RowGroup group = RowGroup::all;
+  int rows = 0;
+  double mean_error = 0;     // of |error|: MAPE / 100
+  double largest_error = 0;  // of |error|
+  double bias = 0;           // mean of error
+  Comparison worst;
+};
+
+struct Validation {
+  std::vector<ErrorTable> tables;  // in the order of sources and quantities
+  std::vector<Unpredicted> unpredicted;
+  std::vector<Verdict> verdicts;
+  int rows = 0;  // read
+  int verdict_errors() const;
+};
+
+/// One file's text: JSON lines. `name` stands in tables and messages. Appends to `validation`. Throws InputError for
+/// what is no JSON object a line.
+void validate_rows(std::string_view text, const std::string& name, Validation& validation);
+
+/// Tables for people.
+std::string validation_text(const Validation& validation);
+/// {"schema": 1, "rows", "tables": [...], "unpredicted": [...], "verdicts": {...}}; errors in percent.
+std::string validation_json(const Validation& validation);
+
+}  // namespace zeroplan

@@ -1,0 +1,286 @@
+#include "planner/validate_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "models/config_text.h"
+#include "models/error.h"
+#include "models/model_spec.h"
+#include "planner/engine_prediction.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+
+std::int64_t integer(const JsonValue& row, std::string_view key, std::int64_t otherwise) {
+  const JsonValue* value = row.find(key);
+  return value == nullptr ? otherwise : value->as_int(0, kMany);
+}
+/// 0, 1, false or true.
+bool flag(const JsonValue& row, std::string_view key, bool otherwise) {
+  const JsonValue* value = row.find(key);
+  if (value == nullptr) return otherwise;
+  return value->kind() == JsonValue::Kind::boolean ? value->as_bool() : value->as_int(0, 1) == 1;
+}
+std::string text_of(const JsonValue& row, std::string_view key, const std::string& otherwise) {
+  const JsonValue* value = row.find(key);
+  return value == nullptr ? otherwise : value->as_string();
+}
+Bytes gib(const JsonValue& value) { return Bytes(value.as_real(0, 1e9) * kGiB); }
+
+/// What the measuring scripts change in a published configuration: no dropout, no sliding window, embeddings of Llama's
+/// relatives not tied (data/groundtruth/README.md).
+ModelSpec as_measured(const ModelSpec& published) {
+  nlohmann::json config = nlohmann::json::parse(published.config);
+  for (auto& [key, value] : config.items()) {
+    const bool dropout = key.find("drop") != std::string::npos && value.is_number();
+    if (dropout) value = 0.0;
+    if (key == "sliding_window") value = nullptr;
+    if (key == "use_sliding_window") value = false;
+  }
+  for (const char* family : {"llama", "mistral", "qwen2"}) {
+    if (published.family == family) config["tie_word_embeddings"] = false;
+  }
+  ModelSpec model = read_model(config.dump(), published.name);
+  model.name = published.name;
+  return model;
+}
+
+/// Two of the measured names are not the catalog's.
+std::string catalog_name(const std::string& name) { return name == "mistral-7b" ? "mistral-7b-v0.1" : name; }
+
+DType type_of(const JsonValue& row) {
+  const std::string name = text_of(row, "prec", "bf16");
+  if (name == "bf16") return DType::bf16;
+  if (name == "fp16") return DType::fp16;
+  if (name == "fp32") return DType::fp32;
+  throw InputError(fmt::format("prec: expected bf16, fp16 or fp32, found \"{}\"", name));
+}
+
+EagerOptions eager_options(const JsonValue& row) {
+  EagerOptions options;
+  options.tokens = {integer(row, "mb", 1), integer(row, "seq", 1)};
+  options.checkpointing = flag(row, "ac", false);
+  options.reentrant = flag(row, "reentrant", false);
+  const std::string attention = text_of(row, "attn", "sdpa");
+  if (attention != "sdpa" && attention != "eager") {
+    throw InputError(fmt::format("attn: expected sdpa or eager, found \"{}\"", attention));
+  }
+  options.attention = attention == "eager" ? EagerAttention::eager : EagerAttention::sdpa;
+  options.type = type_of(row);
+  options.lora_rank = integer(row, "lora", 0);
+  return options;
+}
+
+/// The row's own text of an object's members, "" when it is not there.
+std::string members_text(const ConfigText& row, std::string_view key) {
+  const ConfigMember* member = row.find(key);
+  if (member == nullptr || !member->value.is_object() || member->value.members.empty()) return "";
+  const ConfigNode& node = member->value;
+  return ", " + row.text().substr(node.begin + 1, node.end - node.begin - 2);
+}
+
+/// The configuration that the measuring script gave DeepSpeed (tools/measure_deepspeed.py).
+DeepSpeedJob deepspeed_job(const JsonValue& row, std::string_view text) {
+  const ConfigText file = ConfigText::parse(std::string(text), "row");
+  const std::string precision = text_of(row, "prec", "bf16");
+  std::string config = fmt::format(
+      R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": 1.0,
+          "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-5}}}}, "zero_optimization": {{"stage": {}{}}}{})",
+      integer(row, "mb", 1), integer(row, "gas", 1), integer(row, "stage", 0), members_text(file, "zero"),
+      members_text(file, "extra"));
+  if (precision != "fp32") config += fmt::format(R"(, "{}": {{"enabled": true}})", precision);
+  config += "}";
+  DeepSpeedJob job;
+  job.config = read_deepspeed_config(ConfigText::parse(config, "row"));
+  job.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
+  job.accumulation = static_cast<int>(integer(row, "gas", 1));
+  job.zero_init = flag(row, "zero_init", false);
+  return job;
+}
+
+Fsdp2Options fsdp2_options(const JsonValue& row) {
+  Fsdp2Options options;
+  options.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
+  options.shard_ranks = static_cast<int>(integer(row, "shard", 0));
+  options.reshard_after_forward = options.reshard_root = flag(row, "reshard", true);
+  options.offload = flag(row, "offload", false);
+  if (flag(row, "pure_bf16", false)) {
+    options.parameters = options.reduction = DType::bf16;
+  } else if (!flag(row, "reduce_fp32", true)) {
+    options.reduction = DType::bf16;
+  }
+  return options;
+}
+
+/// A row of another model of that name would be compared in vain.
+void check_parameters(const JsonValue& row, const EagerStep& step, bool with_adapters) {
+  const JsonValue* measured = row.find("params");
+  if (measured == nullptr) return;
+  const bool adapters = integer(row, "lora", 0) > 0;
+  std::int64_t count = 0;
+  for (const EagerParameter& parameter : step.parameters) {
+    if (!adapters || with_adapters || !parameter.trainable) count += parameter.elements;
+  }
+  const std::int64_t expected = measured->as_int(0, kMany);
+  if (count != expected) {
+    throw InputError(
+        fmt::format("the model has {} parameters, the row says {}", format_count(count), format_count(expected)));
+  }
+}
+
+/// What PyTorch can have of the card that a row names: 139.8 GiB of an H200 are usable (data/groundtruth/README.md).
+AllocatorOptions allocator_of(const JsonValue& row, const EngineEnvironment& environment) {
+  AllocatorOptions options = parse_allocator_options(text_of(row, "env", ""));
+  if (text_of(row, "gpu", "NVIDIA H200") == "NVIDIA H200") {
+    options.capacity = static_cast<std::int64_t>((139.8_GiB - environment.context - environment.libraries).base());
+  }
+  return options;
+}
+
+class Comparisons {
+ public:
+  Comparisons(const JsonValue& row, std::string label, RowGroup group)
+      : row_(row), label_(std::move(label)), group_(group) {}
+  void add(Measured quantity, Bytes predicted, const JsonValue* measured) {
+    if (measured == nullptr) return;
+    list_.push_back({quantity, group_, row_.line(), label_, predicted, gib(*measured)});
+  }
+  std::vector<Comparison> take() { return std::move(list_); }
+
+ private:
+  const JsonValue& row_;
+  std::string label_;
+  RowGroup group_;
+  std::vector<Comparison> list_;
+};
+
+void compare_steady(Comparisons& list, const JsonValue& row, const EnginePrediction& prediction) {
+  const auto peaks = row.at("peaks").items();
+  const StepMemory& steady = prediction.memory.steps.back();
+  const JsonValue& last = peaks.back();
+  list.add(Measured::allocated_after, steady.after, last.find("after"));
+  list.add(Measured::allocated_fwd, steady.forward, last.find("fwd"));
+  list.add(Measured::allocated_bwd, steady.backward, last.find("bwd"));
+  list.add(Measured::allocated_step, steady.step, last.find("step"));
+  list.add(Measured::reserved, prediction.reserved, last.find("reserved"));
+  list.add(Measured::device_used, prediction.device_used, row.find("device_used_gib"));
+}
+
+Verdict verdict_of(const JsonValue& row, const std::string& label, const EnginePrediction& prediction) {
+  Verdict verdict;
+  verdict.line = row.line();
+  verdict.row = label;
+  verdict.measured_fits = row.find("oom") == nullptr;
+  verdict.predicted_fits = !prediction.memory.out_of_memory.has_value();
+  if (!verdict.predicted_fits) {
+    verdict.why = prediction.memory.failed_at + ": " + prediction.memory.out_of_memory->message();
+  }
+  return verdict;
+}
+
+}  // namespace
+
+std::string RowPredictor::describe(const JsonValue& row) {
+  std::string text = text_of(row, "model", "?");
+  if (row.find("n") != nullptr) text += fmt::format(", {} ranks", integer(row, "n", 1));
+  if (row.find("stage") != nullptr) text += fmt::format(", stage {}", integer(row, "stage", 0));
+  text += fmt::format(", {} x {}", integer(row, "mb", 1), integer(row, "seq", 1));
+  if (integer(row, "gas", 1) > 1) text += fmt::format(" x {}", integer(row, "gas", 1));
+  if (flag(row, "ac", false)) text += ", checkpointed";
+  for (const char* key : {"attn", "prec", "env", "zero", "extra", "lora", "shard", "reshard", "offload", "pure_bf16",
+                          "reduce_fp32", "reentrant", "zero_init"}) {
+    const JsonValue* value = row.find(key);
+    if (value != nullptr && !(value->is_string() && value->as_string() == "sdpa")) {
+      text += fmt::format(", {} {}", key, value->short_form());
+    }
+  }
+  return text;
+}
+
+const EagerStep& RowPredictor::step_of(const std::string& model, bool measured, const EagerOptions& options) {
+  const std::string key =
+      fmt::format("{} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch, options.tokens.seq_len,
+                  options.checkpointing, options.reentrant, static_cast<int>(options.attention),
+                  to_string(options.type), options.lora_rank, options.keeps_output);
+  const auto found = steps_.find(key);
+  if (found != steps_.end()) return found->second;
+  ModelSpec spec = find_model(catalog_name(model));
+  if (measured) spec = as_measured(spec);
+  return steps_.emplace(key, eager_step(spec, options)).first->second;
+}
+
+std::vector<Comparison> RowPredictor::activations(const JsonValue& row) {
+  const EagerStep& step = step_of(row.at("model").as_string(), false, eager_options(row));
+  check_parameters(row, step, true);
+  const EagerPeaks peaks = eager_peaks(step);
+  std::vector<Comparison> list;
+  const auto add = [&](Measured quantity, Bytes predicted, std::string_view key) {
+    const JsonValue* measured = row.find(key);
+    if (measured == nullptr) return;
+    list.push_back({quantity, RowGroup::all, row.line(), describe(row), predicted,
+                    Bytes(static_cast<double>(measured->as_int(0, kMany << 10)))});
+  };
+  add(Measured::saved, peaks.saved, "saved");
+  add(Measured::fwd_peak, peaks.forward, "fwd_peak");
+  add(Measured::bwd_peak, peaks.backward, "bwd_peak");
+  return list;
+}
+
+RowPredictor::Answer RowPredictor::deepspeed(const JsonValue& row, std::string_view text) {
+  const DeepSpeedJob job = deepspeed_job(row, text);
+  const EagerOptions options = eager_options(row);
+  const EagerStep& step = step_of(row.at("model").as_string(), true, options);
+  check_parameters(row, step, false);
+  EngineEnvironment environment;
+  environment.allocator = allocator_of(row, environment);
+  const EnginePrediction prediction = predict_deepspeed(step, options.tokens, job, environment);
+  Answer answer;
+  answer.row = describe(row);
+  answer.verdicts.push_back(verdict_of(row, answer.row, prediction));
+  if (prediction.memory.steps.empty() || row.at("peaks").items().empty()) return answer;
+  Comparisons list(row, answer.row, job.config.stage == 3 ? RowGroup::stage_3 : RowGroup::stages_0_to_2);
+  compare_steady(list, row, prediction);
+  list.add(Measured::init_peak, prediction.memory.init_peak, row.find("init_peak_gib"));
+  if (job.config.optimizer_on_host() || job.config.parameters_on_host()) {
+    list.add(Measured::host, prediction.host, row.at("peaks").items().back().find("rss"));
+  }
+  answer.comparisons = list.take();
+  return answer;
+}
+
+RowPredictor::Answer RowPredictor::fsdp2(const JsonValue& row) {
+  const Fsdp2Options engine = fsdp2_options(row);
+  EagerOptions options = eager_options(row);
+  options.keeps_output = true;  // the measuring loop holds the output until backward has ended
+  const EagerStep& step = step_of(row.at("model").as_string(), true, options);
+  check_parameters(row, step, true);
+  EngineEnvironment environment;
+  environment.allocator = allocator_of(row, environment);
+  const EnginePrediction prediction =
+      predict_fsdp2(step, options.tokens, static_cast<int>(integer(row, "gas", 1)), engine, environment);
+  Answer answer;
+  answer.row = describe(row);
+  answer.verdicts.push_back(verdict_of(row, answer.row, prediction));
+  if (prediction.memory.steps.empty() || row.at("peaks").items().empty()) return answer;
+  Comparisons list(row, answer.row, RowGroup::all);
+  compare_steady(list, row, prediction);
+  if (engine.offload) list.add(Measured::host, prediction.host, row.find("host_maxrss_gib"));
+  answer.comparisons = list.take();
+  return answer;
+}
+
+RowPredictor::Answer RowPredictor::predict(const JsonValue& row, std::string_view text) {
+  if (row.find("saved") != nullptr && row.find("fwd_peak") != nullptr) {
+    return {describe(row), activations(row), {}};
+  }
+  if (row.find("peaks") == nullptr) {
+    throw InputError("no columns of data/groundtruth (peaks) or data/activations (saved, fwd_peak, bwd_peak)");
+  }
+  return row.find("stage") != nullptr ? deepspeed(row, text) : fsdp2(row);
+}
+
+}  // namespace zeroplan

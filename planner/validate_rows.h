@@ -1,0 +1,37 @@
+#pragma once
+// One measured row and what is predicted for it.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/eager_step.h"
+#include "models/json_reader.h"
+#include "planner/validate.h"
+
+namespace zeroplan {
+
+/// Predicts rows; keeps eager steps, which many rows share.
+class RowPredictor {
+ public:
+  struct Answer {
+    std::string row;
+    std::vector<Comparison> comparisons;
+    std::vector<Verdict> verdicts;  // none or one
+  };
+  /// Throws InputError with the reason when the row cannot be predicted.
+  Answer predict(const JsonValue& row, std::string_view text);
+  /// Short description: "llama-2-7b, 8 ranks, stage 3, 1 x 2048, checkpointed".
+  static std::string describe(const JsonValue& row);
+
+ private:
+  const EagerStep& step_of(const std::string& model, bool as_measured, const EagerOptions& options);
+  std::vector<Comparison> activations(const JsonValue& row);
+  Answer deepspeed(const JsonValue& row, std::string_view text);
+  Answer fsdp2(const JsonValue& row);
+
+  std::map<std::string, EagerStep> steps_;
+};
+
+}  // namespace zeroplan
