@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <mutex>
@@ -117,19 +119,37 @@ struct Table {
     }
   }
 
-  // Throws std::logic_error unless the part can be moved without touching other data's disk blocks.
-  DiskPiece piece(int buffer, std::int64_t at, std::byte* memory, std::size_t count, DiskDirection direction) const {
+  // Throws std::logic_error if the part leaves its buffer.
+  DiskPiece piece(int buffer, std::int64_t at, std::byte* memory, std::size_t count) const {
     const auto index = static_cast<std::size_t>(buffer);
     const auto bytes = static_cast<std::int64_t>(count);
     if (buffer < 0 || index >= size.size() || at < 0 || bytes > size[index] || at > size[index] - bytes)
       throw std::logic_error(fmt::format("{} bytes from byte {} on leave buffer {} on disk", bytes, at, buffer));
-    const bool whole = (at + bytes) % kDiskAlignment == 0 || at + bytes == size[index];
-    if (at % kDiskAlignment != 0 || (direction == DiskDirection::write && !whole))
-      throw std::logic_error(fmt::format("{} bytes from byte {} on of buffer {} on disk: not at blocks of {}", bytes,
-                                         at, buffer, kDiskAlignment));
     return {memory, bytes, offset[index] + at};
   }
+
+  // The end of a buffer's last block belongs to nobody else.
+  bool ends_buffer(int buffer, const DiskPiece& piece) const {
+    const auto index = static_cast<std::size_t>(buffer);
+    return piece.offset + piece.size == offset[index] + size[index];
+  }
 };
+
+// A piece in whole disk blocks, and what it has of a first and a last one.
+struct Cut {
+  DiskPiece first, whole, last;
+};
+
+Cut cut(const DiskPiece& piece, bool keep_end) {
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    return DiskPiece{piece.memory + begin, end - begin, piece.offset + begin};
+  };
+  const std::int64_t into = piece.offset % kDiskAlignment;
+  const std::int64_t begin = into == 0 ? 0 : std::min(piece.size, kDiskAlignment - into);
+  const std::int64_t over = keep_end ? 0 : (piece.offset + piece.size) % kDiskAlignment;
+  const std::int64_t end = std::max(begin, piece.size - over);
+  return {part(0, begin), part(begin, end), part(end, piece.size)};
+}
 
 const DiskOptions& checked(const DiskOptions& options) {
   const double block = options.block.base();
@@ -197,14 +217,36 @@ struct DiskFile::State {
     open(options, make_thread_backend);
   }
 
+  // Part of one disk block.
+  void move_edge(const DiskPiece& piece, DiskDirection direction) {
+    if (piece.size == 0) return;
+    alignas(kDiskAlignment) std::byte block[kDiskAlignment];
+    const std::int64_t into = piece.offset % kDiskAlignment;
+    const DiskPiece around{block, kDiskAlignment, piece.offset - into};
+    reads.transfer({&around, 1});
+    if (direction == DiskDirection::read) {
+      std::memcpy(piece.memory, block + into, static_cast<std::size_t>(piece.size));
+    } else {
+      std::memcpy(block + into, piece.memory, static_cast<std::size_t>(piece.size));
+      writes.transfer({&around, 1});
+    }
+  }
+
   template <class Byte>
-  std::vector<DiskPiece> pieces(std::span<const DiskPart<Byte>> parts, DiskDirection direction) const {
-    std::vector<DiskPiece> pieces;
+  void move(std::span<const DiskPart<Byte>> parts, DiskDirection direction) {
+    std::vector<Cut> cuts;
     for (const DiskPart<Byte>& part : parts) {
       auto* memory = const_cast<std::byte*>(part.memory.data());  // a write only reads it
-      pieces.push_back(table.piece(part.buffer, part.offset, memory, part.memory.size(), direction));
+      const DiskPiece piece = table.piece(part.buffer, part.offset, memory, part.memory.size());
+      cuts.push_back(cut(piece, direction == DiskDirection::read || table.ends_buffer(part.buffer, piece)));
     }
-    return pieces;
+    std::vector<DiskPiece> whole;
+    for (const Cut& c : cuts) {
+      move_edge(c.first, direction);
+      if (c.whole.size > 0) whole.push_back(c.whole);
+      move_edge(c.last, direction);
+    }
+    (direction == DiskDirection::read ? reads : writes).transfer(whole);
   }
 };
 
@@ -237,18 +279,14 @@ void DiskFile::read(int buffer, std::int64_t offset, std::span<std::byte> to) {
   read({&part, 1});
 }
 
-void DiskFile::read(std::span<const DiskPart<std::byte>> parts) {
-  state_->reads.transfer(state_->pieces(parts, DiskDirection::read));
-}
+void DiskFile::read(std::span<const DiskPart<std::byte>> parts) { state_->move(parts, DiskDirection::read); }
 
 void DiskFile::write(int buffer, std::int64_t offset, std::span<const std::byte> from) {
   const DiskPart<const std::byte> part{buffer, offset, from};
   write({&part, 1});
 }
 
-void DiskFile::write(std::span<const DiskPart<const std::byte>> parts) {
-  state_->writes.transfer(state_->pieces(parts, DiskDirection::write));
-}
+void DiskFile::write(std::span<const DiskPart<const std::byte>> parts) { state_->move(parts, DiskDirection::write); }
 
 std::int64_t DiskFile::planned_bytes() const { return state_->table.planned; }
 std::int64_t DiskFile::padding_bytes() const { return state_->table.file - state_->table.planned; }

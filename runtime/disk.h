@@ -41,8 +41,9 @@ struct DiskOptions {
 /// Every buffer starts at a multiple of this in the file, and so do the disk's own blocks (512 or 4096 bytes).
 inline constexpr std::int64_t kDiskAlignment = 4096;
 
-/// A part of a transfer: bytes [offset, offset + memory.size()) of a buffer. `offset` is a multiple of kDiskAlignment;
-/// a write ends at such a multiple or at the buffer's end, so it never shares a disk block with other data.
+/// A part of a transfer: bytes [offset, offset + memory.size()) of a buffer. Fast are parts that begin at a multiple of
+/// kDiskAlignment (writes: and end at one or with the buffer); of others the first and the last block are moved apart,
+/// for a write by reading, changing and writing them.
 template <class Byte>
 struct DiskPart {
   int buffer = 0;  // index into the sizes given at construction
@@ -51,8 +52,8 @@ struct DiskPart {
 };
 
 /// Reads and writes whole buffers, many blocks in flight. Reads run on one thread and queue of their own and writes on
-/// another, so both directions overlap; any thread may call, calls of one direction take turns. A read and a write of
-/// one buffer at the same time is the caller's race.
+/// another, so both directions overlap; any thread may call, calls of one direction take turns. Buffers share no disk
+/// block. A write and another call on the same buffer at the same time is the caller's race.
 ///
 /// What was never written reads as zeros. Every completion is checked: what a short transfer left is asked for again,
 /// EAGAIN and EINTR are tried again up to a limit, anything else is a DeviceError with path, offset and reason, thrown
@@ -81,7 +82,7 @@ class DiskFile {
 
   std::int64_t planned_bytes() const;  // sum of the buffers' sizes
   std::int64_t padding_bytes() const;  // what rounding each buffer up to kDiskAlignment adds in the file
-  /// Payload moved so far, padding and repeated transfers not counted.
+  /// Moved so far; padding and repeated transfers are not counted, blocks at the ends of unaligned parts whole.
   std::int64_t bytes_read() const;
   std::int64_t bytes_written() const;
 

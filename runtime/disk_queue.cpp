@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -21,10 +19,6 @@ std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return valu
 
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return round_down(value + multiple - 1, multiple); }
 
-struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-
 bool worth_retrying(std::int64_t result) { return result == -EAGAIN || result == -EINTR; }
 
 }  // namespace
@@ -36,25 +30,19 @@ struct DiskQueue::Slot {
   std::int64_t size = 0;  // asked of the kernel: piece.size, or rounded up to whole disk blocks
   std::int64_t done = 0;
   int stalls = 0;  // attempts since `done` last grew
-  std::unique_ptr<std::byte, FreeMemory> bounce;
-  std::int64_t bounce_size = 0;
 
   bool bounced() const { return memory != piece.memory; }
-  bool make_bounce(std::int64_t at_least) {
-    if (bounce_size < at_least) {
-      bounce.reset(static_cast<std::byte*>(
-          std::aligned_alloc(static_cast<std::size_t>(kDiskAlignment), static_cast<std::size_t>(at_least))));
-      bounce_size = bounce ? at_least : 0;
-    }
-    memory = bounce.get();
-    return memory != nullptr;
-  }
 };
 
 class DiskQueue::Transfer {
  public:
   Transfer(DiskQueue& queue, DiskBackend& backend, DiskDirection direction, std::span<const DiskPiece> pieces)
-      : rules_(queue.rules_), slots_(queue.slots_), backend_(backend), direction_(direction), pieces_(pieces) {
+      : queue_(queue),
+        rules_(queue.rules_),
+        slots_(queue.slots_),
+        backend_(backend),
+        direction_(direction),
+        pieces_(pieces) {
     for (int slot = rules_.depth; slot-- > 0;) idle_.push_back(slot);
   }
 
@@ -105,7 +93,11 @@ class DiskQueue::Transfer {
     slot.done = 0;
     slot.stalls = 0;
     if (slot.size != block.size || !aligned(block.memory)) {
-      if (!slot.make_bounce(round_up(slot.size, kDiskAlignment))) return fail(slot, "no memory for a bounce buffer");
+      try {
+        slot.memory = queue_.bounce(idle_.back(), slot.size);
+      } catch (const DeviceError& e) {
+        return fail(slot, e.what());
+      }
       if (!reading()) {
         std::memcpy(slot.memory, block.memory, static_cast<std::size_t>(block.size));
         std::memset(slot.memory + block.size, 0, static_cast<std::size_t>(slot.size - block.size));
@@ -166,6 +158,7 @@ class DiskQueue::Transfer {
                            slot.size - slot.done, slot.piece.offset + slot.done, reason);
   }
 
+  DiskQueue& queue_;
   const DiskQueueRules& rules_;
   std::vector<Slot>& slots_;
   DiskBackend& backend_;
@@ -181,6 +174,18 @@ class DiskQueue::Transfer {
 DiskQueue::DiskQueue(DiskQueueRules rules) : rules_(std::move(rules)), slots_(static_cast<std::size_t>(rules_.depth)) {}
 
 DiskQueue::~DiskQueue() = default;
+
+// In huge pages like the arenas: a disk takes few pieces of memory at once, and a block in small pages has many.
+std::byte* DiskQueue::bounce(int slot, std::int64_t size) {
+  const bool end = size <= kDiskAlignment;
+  ArenaMemory& arena = end ? bounced_ends_ : bounced_blocks_;
+  const std::int64_t each = end ? kDiskAlignment : round_up(rules_.block, kDiskAlignment);
+  if (arena.size() == 0) {
+    arena = ArenaMemory(Bytes(static_cast<double>(rules_.depth * each)), {rules_.path + ": copies", kDiskAlignment});
+    arena.mark_used(0, arena.size());
+  }
+  return arena.bytes(slot * each, each).data();
+}
 
 void DiskQueue::transfer(DiskBackend& backend, DiskDirection direction, std::span<const DiskPiece> pieces) {
   if (!broken_.empty()) throw DeviceError(fmt::format("{}: unusable since {}", rules_.path, broken_));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/arena_memory.h"
 #include "runtime/disk.h"
 
 namespace zeroplan {
@@ -79,8 +80,12 @@ class DiskQueue {
  private:
   struct Slot;
   class Transfer;
+  /// A slot's buffer for data that direct I/O cannot take where it lies. Made when first needed; throws DeviceError.
+  std::byte* bounce(int slot, std::int64_t size);
+
   DiskQueueRules rules_;
   std::vector<Slot> slots_;
+  ArenaMemory bounced_ends_, bounced_blocks_;
   std::string broken_;  // why the backend threw
 };
 
