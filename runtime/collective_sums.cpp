@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/collective_sums_paths.h"
+#include "runtime/cpu_features.h"
 #include "runtime/numeric.h"
 
 namespace zeroplan {
@@ -36,13 +38,30 @@ void sum_block(std::span<const void* const> sources, std::span<void* const> targ
   }
 }
 
+/// How many elements were summed with special instructions.
+std::int64_t sum_fast(std::span<const void* const> sources, std::span<void* const> targets, std::int64_t count,
+                      DType type) {
+#ifdef ZEROPLAN_X86_KERNELS
+  static const bool has_avx2 = cpu_has_avx2();
+  if (!has_avx2) return 0;
+  const SumArrays arrays{sources.data(), std::ssize(sources), targets.data(), std::ssize(targets)};
+  if (type == DType::bf16) return sum_bf16_avx2(arrays, count);
+  if (type == DType::fp16) return sum_fp16_avx2(arrays, count);
+  if (type == DType::fp32) return sum_fp32_avx2(arrays, count);
+#else
+  (void)sources, (void)targets, (void)count, (void)type;
+#endif
+  return 0;
+}
+
 }  // namespace
 
-void sum_in_order(std::span<const void* const> sources, std::span<void* const> targets, std::int64_t count,
-                  DType type) {
+void sum_in_order(std::span<const void* const> sources, std::span<void* const> targets, std::int64_t count, DType type,
+                  SumPath path) {
+  const std::int64_t done = path == SumPath::best ? sum_fast(sources, targets, count, type) : 0;
   with_storage(type, [&](auto storage) {
     using T = typename decltype(storage)::Type;
-    for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    for (std::int64_t begin = done; begin < count; begin += kBlock) {
       sum_block<T>(sources, targets, begin, std::min(kBlock, count - begin));
     }
   });

@@ -106,6 +106,30 @@ TEST_CASE("sums round once, in rank order, and have one NaN") {
   CHECK(result == 0.0f);
 }
 
+TEST_CASE("every 16-bit number is summed to the same bits by all instruction sets") {
+  // All pairs would take long: every value beside a few, and random fp32.
+  std::mt19937 random(7);
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+    constexpr std::int64_t kCount = 65536 + 13;
+    std::vector<std::uint32_t> a(kCount), b(kCount), c(kCount), fast(kCount), portable(kCount);
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      a[at] = static_cast<std::uint32_t>(dtype == DType::fp32 ? random() : 2 * i | (2 * i + 1) << 16);
+      b[at] = static_cast<std::uint32_t>(random());
+      c[at] = static_cast<std::uint32_t>(random());
+    }
+    const std::int64_t count = dtype == DType::fp32 ? kCount : 2 * kCount;
+    const void* const sources[] = {a.data(), b.data(), c.data()};
+    void* const to_fast[] = {fast.data()};
+    void* const to_portable[] = {portable.data()};
+    for (const std::size_t ranks : {1u, 2u, 3u}) {
+      sum_in_order(std::span(sources).first(ranks), to_fast, count, dtype);
+      sum_in_order(std::span(sources).first(ranks), to_portable, count, dtype, SumPath::portable);
+      CHECK(fast == portable);
+    }
+  }
+}
+
 TEST_CASE("all_reduce and reduce_scatter form the same sums") {
   constexpr std::int64_t kShard = 5000;
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
