@@ -67,7 +67,7 @@ inline constexpr double kPcieSwitch = 0.62;
 /// 30.2, which 2 H200 with peer access off mean for 4 (docs/measurements/h200x2: 28.0 all-reduce, 25.0 gather).
 inline constexpr double kHostMemory = 0.516, kHostMemoryTwoSockets = 0.444;
 /// What the channels of that path copy, of x16: from the same two figures (docs/cost-model.md section 4).
-inline constexpr double kHostMemoryCopies = 1.43;
+inline constexpr double kHostMemoryCopies = 1.30;
 /// Each byte is written to and read from host memory once.
 inline constexpr double kHostMemoryPasses = 2;
 

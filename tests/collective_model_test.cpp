@@ -100,9 +100,9 @@ TEST_CASE("collectives: bus bandwidth is near what was measured") {
     for (const auto& [name, e] : by_class)
       fmt::print("{}: n {} MAPE {:.1f} % bias {:+.1f} % worst {:.1f} % outside {}\n", name, e.rows,
                  100 * e.abs_sum / e.rows, 100 * (std::exp(e.log_sum / e.rows) - 1), 100 * e.worst, e.outside);
-  // Outside among the fitted: 2 x H200 at 4 GiB (gather, all-reduce: 12 and 10 % slow), and at 1 MiB (gather, scatter:
-  // 27 % fast, where the host's launches decide).
-  CHECK(by_class["fitted large"].outside <= 2);
+  // Outside among the fitted: 2 x H200's scatter at 256 MiB (12 % fast), its gather and scatter at 1 MiB (26 % fast,
+  // where the host's launches decide).
+  CHECK(by_class["fitted large"].outside <= 1);
   CHECK(by_class["fitted middle"].outside <= 2);
   CHECK(by_class["fitted large"].bias() < 0.05);
   CHECK(by_class["fitted middle"].bias() < 0.05);
