@@ -26,11 +26,8 @@ PeerGroup::~PeerGroup() {
     leave.magic = kWireMagic;
     leave.type = Message::Type::leave;
     iovec part{&leave, sizeof(leave)};
-    try {
-      // A peer that is gone does not need it, and one whose buffer is full sees the connection end.
-      (void)send_some(peer.link.socket.value(), {&part, 1});
-    } catch (const DeviceError&) {
-    }
+    // A peer that is gone does not need it, and one whose buffer is full sees the connection end.
+    (void)send_some(peer.link.socket.value(), {&part, 1});
   }
 }
 
@@ -158,7 +155,7 @@ void PeerGroup::try_send(Peer& peer) {
       // Its last words may say why: read them first.
       peer.sent = kHeader + peer.out.bytes;
       if (receive_pending(peer)) return;
-      report_lost(*job_, peer.link.rank, describe(call_) + ", " + where());
+      lost(peer, result);
     }
     peer.sent += static_cast<std::int64_t>(result.bytes);
   }
@@ -172,10 +169,14 @@ void PeerGroup::try_receive(Peer& peer) {
     const std::int64_t bytes = header ? kHeader - peer.got : kHeader + peer.expected - peer.got;
     const IoResult result = receive_some(peer.link.socket.value(), target, static_cast<std::size_t>(bytes));
     if (result.state == IoResult::State::would_block) return;
-    if (result.state == IoResult::State::closed) report_lost(*job_, peer.link.rank, describe(call_) + ", " + where());
+    if (result.state == IoResult::State::closed) lost(peer, result);
     peer.got += static_cast<std::int64_t>(result.bytes);
     if (header && peer.got == kHeader) take(peer);
   }
+}
+
+void PeerGroup::lost(const Peer& peer, const IoResult& result) {
+  report_lost(*job_, peer.link.rank, fmt::format("{} ({})", describe(call_), where()), result.error);
 }
 
 /// A peer's message is complete.

@@ -83,6 +83,7 @@ class PeerGroup {
   void try_receive(Peer& peer);
   void check(const Peer& peer);
   void take(Peer& peer);
+  [[noreturn]] void lost(const Peer& peer, const IoResult& result);
   std::string where() const;
   int rank() const { return job_->rank(); }
 

@@ -71,7 +71,8 @@ PeerLink connect_to(ProcessJob& job, int rank, std::int64_t creation, Deadline d
   LinkHello hello = hello_of(job, creation, job.rank(), rank);
   iovec part{&hello, sizeof(hello)};
   // 32 bytes into the empty buffer of a fresh socket: all or, when the peer is gone, nothing.
-  if (send_some(link.socket.value(), {&part, 1}).bytes != sizeof(hello)) report_lost(job, rank, "connecting");
+  const IoResult result = send_some(link.socket.value(), {&part, 1});
+  if (result.bytes != sizeof(hello)) report_lost(job, rank, "connecting", result.error);
   return link;
 }
 
@@ -154,18 +155,19 @@ SharedRegion exchange_regions(ProcessJob& job, std::span<PeerLink> links, std::i
     const FileDescriptor descriptor = receive_descriptor(link.socket.value(), job.failure_event(), deadline);
     if (!descriptor.is_open()) {
       check_time(job, deadline, link.rank);
-      report_lost(job, link.rank, "connecting");
+      report_lost(job, link.rank, "connecting", 0);
     }
     link.region = SharedRegion::attach(descriptor, bytes);
   }
   return own;
 }
 
-void report_lost(ProcessJob& job, int rank, const std::string& doing) {
+void report_lost(ProcessJob& job, int rank, const std::string& doing, int error) {
   // A killed rank's connections end all at once: the store says which rank it was, the same to everybody.
   constexpr auto kStoreLimit = 1000ms;
   if (job.wait_failed(kStoreLimit)) job.throw_failure();
-  job.report(fmt::format("rank {} lost its connection to rank {} in {}", job.rank(), rank, doing));
+  job.report(
+      fmt::format("rank {} lost its connection to rank {} in {}: {}", job.rank(), rank, doing, error_text(error)));
 }
 
 }  // namespace zeroplan

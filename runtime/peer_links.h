@@ -46,6 +46,6 @@ std::vector<PeerLink> connect_peers(ProcessJob& job, const PeerListener& listene
 SharedRegion exchange_regions(ProcessJob& job, std::span<PeerLink> links, std::int64_t bytes, Deadline deadline);
 
 /// Ends the job because the link to `rank` ended while `doing`: with the store's reason where it knows one.
-[[noreturn]] void report_lost(ProcessJob& job, int rank, const std::string& doing);
+[[noreturn]] void report_lost(ProcessJob& job, int rank, const std::string& doing, int error);
 
 }  // namespace zeroplan

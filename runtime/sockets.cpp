@@ -32,13 +32,10 @@ auto retried(Call call) {
   return result;
 }
 
-bool lost(int error) { return error == EPIPE || error == ECONNRESET || error == ETIMEDOUT || error == EHOSTUNREACH; }
-
 IoResult io_result(ssize_t moved) {
-  if (moved >= 0) return {IoResult::State::moved, static_cast<std::size_t>(moved)};
-  if (errno == EAGAIN || errno == EWOULDBLOCK) return {IoResult::State::would_block, 0};
-  if (lost(errno)) return {IoResult::State::closed, 0};
-  throw DeviceError("a socket failed: " + error_text(errno));
+  if (moved >= 0) return {IoResult::State::moved, static_cast<std::size_t>(moved), 0};
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return {IoResult::State::would_block, 0, 0};
+  return {IoResult::State::closed, 0, errno};
 }
 
 void set_option(int socket, int level, int option, int value) {
@@ -108,7 +105,7 @@ void FileDescriptor::close() noexcept {
   value_ = -1;
 }
 
-std::string error_text(int error) { return std::generic_category().message(error); }
+std::string error_text(int error) { return error == 0 ? "end of file" : std::generic_category().message(error); }
 
 int poll_time(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
@@ -141,7 +138,7 @@ void StickyEvent::clear() noexcept {
 
 IoResult receive_some(int socket, void* data, std::size_t bytes) {
   const IoResult result = io_result(retried([&] { return recv(socket, data, bytes, MSG_DONTWAIT); }));
-  if (result.state == IoResult::State::moved && result.bytes == 0) return {IoResult::State::closed, 0};
+  if (result.state == IoResult::State::moved && result.bytes == 0) return {IoResult::State::closed, 0, 0};
   return result;
 }
 

@@ -34,7 +34,7 @@ class FileDescriptor {
   int value_;
 };
 
-/// "Connection refused".
+/// "Connection refused"; "end of file" for 0.
 std::string error_text(int error);
 
 using Deadline = std::chrono::steady_clock::time_point;
@@ -62,8 +62,9 @@ class StickyEvent {
 struct IoResult {
   enum class State { moved, would_block, closed } state = State::moved;
   std::size_t bytes = 0;
+  int error = 0;  // of a closed connection; 0 for end of file
 };
-/// At most as much as is there. `closed` for end of file and for a lost connection.
+/// At most as much as is there. `closed` for end of file and for whatever ended the connection.
 IoResult receive_some(int socket, void* data, std::size_t bytes);
 IoResult send_some(int socket, std::span<iovec> parts);
 

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 
 #include "models/error.h"
 #include "runtime/frames.h"
+#include "runtime/process_store.h"
 #include "runtime/sockets.h"
 #include "tests/catch.h"
 #include "tests/communicator_support.h"
@@ -249,6 +251,28 @@ TEST_CASE("every process gets everybody's text, and the time at which the last c
         return right ? "" : "wrong time";
       },
       [](ProcessWorldOptions& options) { options.store_address = "::1"; });
+  CHECK(outcome.ended);
+  CHECK(outcome.texts == nothing(3));
+}
+
+TEST_CASE("signals do not disturb") {
+  const Outcome outcome = on_every_process(
+      3,
+      [](World& world) {
+        struct sigaction action {};
+        action.sa_handler = [](int) {};  // and no SA_RESTART: system calls end with EINTR
+        sigaction(SIGALRM, &action, nullptr);
+        const itimerval often{{0, 500}, {0, 500}};
+        setitimer(ITIMER_REAL, &often, nullptr);
+        std::string wrong;
+        for (unsigned seed = 0; seed < 3; ++seed) {
+          std::int64_t balance = 0;
+          wrong += run_scenario(world, random_scenario(seed, 3, 10, 20000), balance);
+          world.exchange("");
+        }
+        return wrong;
+      },
+      [](ProcessWorldOptions& options) { options.transport = Transport::tcp; });
   CHECK(outcome.ended);
   CHECK(outcome.texts == nothing(3));
 }
@@ -504,6 +528,27 @@ TEST_CASE("frames survive any cut, and what is no frame is told apart") {
   BodyReader truncated(std::string_view("\5\0\0\0\0\0\0\0ab", 10));
   CHECK(truncated.text() == "");
   CHECK_FALSE(truncated.complete());
+}
+
+TEST_CASE("the store survives whatever is sent to it") {
+  FileDescriptor listener = listen_tcp(0, "127.0.0.1");
+  const int port = port_of(listener.value());
+  const ProcessStore store(std::move(listener), {3, "key", 300ms, 300ms, 300ms});
+  std::mt19937 random(3);
+  const std::string hello = encode_frame(FrameType::hello, encode_hello({"key", 3, 1, {"h", "", 1}}));
+  for (int i = 0; i < 300; ++i) {
+    Connected connected = connect_tcp("127.0.0.1", port, Clock::now() + 1s, -1);
+    REQUIRE(connected.socket.is_open());
+    std::string bytes = i % 3 == 0 ? std::string() : hello;
+    for (int frame = 0; frame < 3; ++frame) {
+      bytes +=
+          encode_frame(static_cast<FrameType>(random() % 8), std::string(random() % 40, static_cast<char>(random())));
+    }
+    if (i % 2 == 0) bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+    iovec part{bytes.data(), random() % bytes.size() + 1};
+    send_some(connected.socket.value(), {&part, 1});
+    if (i % 5 == 0) wait_for(connected.socket.value(), POLLIN, -1, Clock::now() + 2ms);
+  }
 }
 
 TEST_CASE("the store listens on the port after MASTER_PORT") {
