@@ -23,8 +23,6 @@ struct TapeBuffer {
   std::int16_t block = -1;  // layer; -1: outside the layers
 };
 
-inline constexpr BufferRole kWorkspaceRole = BufferRole::scalars;
-
 using TapeId = std::int32_t;
 inline constexpr TapeId kNoBuffer = -1;
 

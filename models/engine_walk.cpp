@@ -84,7 +84,7 @@ class Walk {
   void take_workspace() {
     const bool backward = in_backward();
     if (workspaces_ >= (backward ? 2 : 1)) return;
-    tape_.alloc({run_.cublas_workspace, Pool::compute, kWorkspaceRole, Owner::buffers, -1});
+    tape_.alloc({run_.cublas_workspace, Pool::compute, BufferRole::workspace, Owner::buffers, -1});
     ++workspaces_;
   }
   bool in_backward() const { return tape_.phase() == Phase::backward; }

@@ -163,6 +163,8 @@ std::string_view to_string(BufferRole role) {
       return "scalars";
     case BufferRole::norm:
       return "gradient norm";
+    case BufferRole::workspace:
+      return "workspace";
   }
   return "";
 }
@@ -191,8 +193,20 @@ std::string label(const Buffer& buffer, const ModelSpec& model) {
 
 namespace {
 
+std::string eager_name(const Compute& c) {
+  const std::string_view what = std::visit(overloaded{
+                                               [](const Gemm&) { return "matrix product"; },
+                                               [](const AttentionWork&) { return "attention"; },
+                                               [](const Pointwise&) { return "elementwise"; },
+                                           },
+                                           c.kernel);
+  return c.pass == Pass::forward ? std::string(what) : fmt::format("{} {}", what, to_string(c.pass));
+}
+
 std::string compute_name(const Compute& c, const ModelSpec& model) {
   switch (c.graph_op) {
+    case kEagerOp:
+      return eager_name(c);
     case kHeadLogits:
       return "logits";
     case kHeadLoss:
@@ -209,6 +223,8 @@ std::string compute_name(const Compute& c, const ModelSpec& model) {
       return "gradient norm";
     case kZero:
       return "clear gradients";
+    case kHostPass:
+      return "pass over staged states";
     case kNormSum:
       return "add the host's gradient norm";
     default:

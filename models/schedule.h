@@ -47,6 +47,7 @@ enum class BufferRole : std::uint8_t {
   token_ids,
   scalars,  // the sum of the losses
   norm,     // sum of squares of the gradients: a fixed-point number in 64 floats (runtime/exact_sum.h)
+  workspace,  // a library's own (cuBLAS)
 };
 std::string_view to_string(BufferRole role);
 
@@ -98,7 +99,8 @@ struct AttentionWork {
 };
 /// One pass over memory: kernels without a matrix product.
 struct Pointwise {
-  Bytes traffic;  // read + written
+  Bytes traffic;           // read + written
+  std::int64_t count = 0;  // of a graph's op: tokens of the micro-step; else elements; 0: only the traffic is known
 };
 /// A kernel of a block's graph (or of its loss head). `graph_op` indexes BlockKind::ops; kLossOp... below otherwise.
 struct Compute {
@@ -116,6 +118,8 @@ inline constexpr std::int16_t kGradientSum = -6;   // value gradients of two con
 inline constexpr std::int16_t kAccumulate = -7;    // reduced gradient shard added to the accumulator
 inline constexpr std::int16_t kGradientNorm = -8;  // sum of squares of a gradient shard
 inline constexpr std::int16_t kZero = -9;          // clears what it writes
+inline constexpr std::int16_t kEagerOp = -1;      // a kernel of an engine that runs PyTorch's own graph; kind is -1 too
+inline constexpr std::int16_t kHostPass = -11;     // loading and saving: values made, converted or moved by the host
 inline constexpr std::int16_t kNormSum = -10;      // the host's part of the global norm added to the device's
 
 enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };

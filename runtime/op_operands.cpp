@@ -40,6 +40,7 @@ class Sorter {
       case BufferRole::moments:
       case BufferRole::state_slot:
       case BufferRole::norm:
+      case BufferRole::workspace:
         break;
     }
     throw std::logic_error("kernel operands: a buffer that no kernel of a graph uses");
