@@ -110,9 +110,9 @@ void StateFile::read_index(const InputFile& file, const NamedFile& named, const 
   const std::int64_t footer_at = file.size() - std::int64_t{sizeof(StateFileFooter)};
   StateFileFooter footer;
   file.read(footer_at, std::as_writable_bytes(std::span(&footer, 1)));
-  const std::int64_t room = footer_at - footer.index_offset;
-  if (footer.magic != StateFileFooter{}.magic || footer.index_offset < std::int64_t{sizeof(StateFileHeader)} ||
-      room < 0 || room % std::int64_t{sizeof(StateChunk)} != 0 ||
+  const bool inside = footer.index_offset >= std::int64_t{sizeof(StateFileHeader)} && footer.index_offset <= footer_at;
+  const std::int64_t room = inside ? footer_at - footer.index_offset : 0;
+  if (footer.magic != StateFileFooter{}.magic || !inside || room % std::int64_t{sizeof(StateChunk)} != 0 ||
       footer.chunks != room / std::int64_t{sizeof(StateChunk)}) {
     refuse(path_, fmt::format("damaged footer at offset {}", footer_at));
   }
