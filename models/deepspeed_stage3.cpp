@@ -147,8 +147,8 @@ void Stage3::reduce_bucket() {
   if (pending_.empty()) return;
   std::int64_t padded = 0;
   for (const Pending& item : pending_) padded += shard(item.parameter) * job_.ranks;
-  TapeId cast = kNoBuffer;
-  if (communication_ != type_) {
+  TapeId cast = kNoBuffer;  // the bucket has the communication's type already
+  if (communication_ != type_ && pending_.front().storage != kNoBuffer) {
     cast = staging(pending_elements_ * size_of(communication_), BufferRole::gradient_staging, reduce_pool_);
     tape_.pass(reduce_stream_, pending_elements_ * (weight_size_ + size_of(communication_)),
                {{bucket_, Access::read}, {cast, Access::write}});
