@@ -229,7 +229,7 @@ TEST_CASE("Ranges of any size in any order are cut into chunks and found again")
       read_model(R"({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8,
                                         "vocab_size": 20000})",
                  "wide.json");
-  const Plan plan = plan_of(model, 2, DType::bf16, DType::bf16);
+  const Plan plan = plan_of(model, 3, DType::bf16, DType::bf16);
   const CheckpointMeta meta = meta_of(model, plan, 1);
   const std::vector<std::int64_t> stored = stored_elements(model, DType::bf16);
   REQUIRE(stored[0] > 2 * kChunkElements);
@@ -245,9 +245,9 @@ TEST_CASE("Ranges of any size in any order are cut into chunks and found again")
   }
   std::shuffle(ranges.begin(), ranges.end(), random);
   std::vector<std::string> files;
-  for (int rank = 0; rank < 2; ++rank) {
+  for (int rank = 0; rank < 3; ++rank) {  // the last one, a replica, stores nothing
     CheckpointWriter writer(folder.path(), meta, model, rank);
-    for (std::size_t i = static_cast<std::size_t>(rank); i < ranges.size(); i += 2) {
+    for (std::size_t i = static_cast<std::size_t>(rank); rank < 2 && i < ranges.size(); i += 2) {
       const States s = states_of(ranges[i], meta, stored[static_cast<std::size_t>(ranges[i].block)]);
       writer.add(ranges[i], s.master, s.first, s.second);
     }
