@@ -469,12 +469,12 @@ TEST_CASE("Impossible options are the user's error") {
   }
 }
 
-// What a DiskFile of this size says, in a file system of `capacity` bytes made for it; "" where that is not allowed.
-std::string on_small_disk(const std::string& directory, const std::string& capacity, std::int64_t size) {
+// What a DiskFile of this size says in a file system made for it, or "not allowed".
+std::string on_new_disk(const std::string& directory, const char* type, const char* facts, std::int64_t size) {
   return in_child([&]() -> std::string {
     if (unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0 ||
         mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        mount("tmpfs", directory.c_str(), "tmpfs", 0, ("size=" + capacity).c_str()) != 0)
+        mount(type, directory.c_str(), type, 0, facts) != 0)
       return "not allowed";
     DiskOptions options;
     options.directory = directory;
@@ -490,15 +490,25 @@ std::string on_small_disk(const std::string& directory, const std::string& capac
 
 TEST_CASE("A disk that is too small is a device error with path, bytes asked and bytes free") {
   const TemporaryDirectory directory;
-  const std::string fits = on_small_disk(directory.path(), "2m", 1'000'000);
+  const std::string fits = on_new_disk(directory.path(), "tmpfs", "size=2m", 1'000'000);
   if (fits == "not allowed") {
     WARN("no right to mount a small file system: skipped");
     return;
   }
   CHECK_THAT(fits, HasText("works"));
-  CHECK_THAT(on_small_disk(directory.path(), "2m", 3'000'000),
+  CHECK_THAT(on_new_disk(directory.path(), "tmpfs", "size=2m", 3'000'000),
              HasText(directory.path() + "/zeroplan-rank0-") && HasText("3002368 bytes") &&
                  HasText("No space left on device") && HasText("2097152 bytes (") && HasText("free"));
+}
+
+TEST_CASE("Where there is no direct I/O the page cache serves, and a note says so") {
+  const TemporaryDirectory directory;
+  const std::string told = on_new_disk(directory.path(), "ramfs", "", 1'000'001);
+  if (told == "not allowed") {
+    WARN("no right to mount a file system without direct I/O: skipped");
+    return;
+  }
+  CHECK_THAT(told, HasText("works") && HasText(directory.path()) && HasText("through the page cache"));
 }
 
 TEST_CASE("A limit of the file size is told before and while writing") {
