@@ -25,6 +25,9 @@ struct ProcessWorldOptions {
 
   enum class Transport { automatic, tcp };
   Transport transport = Transport::automatic;
+  /// Ranks of one host share memory. Empty: the running kernel, the host's name and the network namespace tell hosts
+  /// apart.
+  std::string host;
 };
 
 /// What the launcher said, and the defaults.
