@@ -10,10 +10,14 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::array<Command, 7> kCommands = {{
+constexpr std::array<Command, 11> kCommands = {{
     {"plan", "Find the training configuration that fits and is fastest (the default command)", run_plan},
     {"simulate", "One plan.json: memory, time by phase and stream", run_simulate},
+    {"run", "Trains with one plan.json on this machine and measures every op", run_run},
     {"compare", "A prediction beside the measurement of the same plan, op by op", run_compare},
+    {"check", "A DeepSpeed configuration: what is wrong, dead or contradictory in it, and the corrected file", run_check},
+    {"probe", "Measures this machine; the file is a machine for the other commands", run_probe},
+    {"validate", "Predictions beside measured rows: tables of errors", run_validate},
     {"whatif", "The same training on several machines: speed and price in one table", run_whatif},
     {"models", "The catalog of models, or one model: tensors, FLOPs, sources", run_models},
     {"machines", "The catalog of machines and GPUs, or one of them", run_machines},
@@ -21,7 +25,7 @@ constexpr std::array<Command, 7> kCommands = {{
 }};
 
 /// Named by the specification, for a later version.
-constexpr std::array<std::string_view, 5> kLaterCommands = {"check", "run", "probe", "validate", "report"};
+constexpr std::array<std::string_view, 1> kLaterCommands = {"report"};
 
 std::string program_help() {
   std::string text =
@@ -32,7 +36,7 @@ std::string program_help() {
       "\n  zeroplan COMMAND --help    flags, defaults and an example\n"
       "  zeroplan --version\n\n"
       "Example:\n  zeroplan --model 70B --gpus 4xA100-80G\n\n"
-      "Exit codes: 0 done, 1 nothing fits, 2 bad input, 3 a device failed, 70 a bug of zeroplan\n";
+      "Exit codes: 0 done, 1 nothing fits or check found an error, 2 bad input, 3 a device failed, 70 a bug of zeroplan\n";
   return text;
 }
 

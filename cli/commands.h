@@ -26,7 +26,11 @@ using Arguments = std::vector<std::string>;
 
 Outcome run_plan(const Arguments& arguments);
 Outcome run_simulate(const Arguments& arguments);
+Outcome run_run(const Arguments& arguments);
 Outcome run_compare(const Arguments& arguments);
+Outcome run_check(const Arguments& arguments);
+Outcome run_probe(const Arguments& arguments);
+Outcome run_validate(const Arguments& arguments);
 Outcome run_whatif(const Arguments& arguments);
 Outcome run_models(const Arguments& arguments);
 Outcome run_machines(const Arguments& arguments);
