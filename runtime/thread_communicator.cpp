@@ -121,9 +121,7 @@ class ThreadWorld final : public World {
     return std::make_unique<ThreadCommunicator>(job_, job_->join(creations_++, members, name), static_cast<int>(index));
   }
 
-  std::vector<std::string> exchange(const std::string& text) override {
-    return meet_with(CallKind::exchange, text);
-  }
+  std::vector<std::string> exchange(const std::string& text) override { return meet_with(CallKind::exchange, text); }
 
   void abort(const std::string& reason) noexcept override {
     try {
