@@ -69,7 +69,7 @@ Outcome estimated(const Flags& flags, const PlanFile& file) {
   if (!flags.trace.empty()) throw InputError("--trace: has no meaning with --estimate");
   Predictor predictor(file.model, file.machine);
   const Prediction prediction = predictor.predict(file.plan, Detail::laid_out);
-  const MachineCostModel cost(file.machine, file.plan.shard_ranks, file.plan.precision.weights);
+  const MachineCostModel cost(file.machine, file.plan.shard_ranks, file.plan.precision.weights, &file.model);
   const StepTable table = step_table(lower(file.model, file.plan, Folding::layers), cost, file.model);
   if (flags.json)
     return {step_json(file, prediction, table, predictor.assumptions(file.plan)), {}, exit_code_of(prediction)};

@@ -49,16 +49,13 @@ int ranks_on(const MachineSpec& machine, const std::string& text, int nodes) {
 /// Uses `per_node` of the node's GPUs.
 void use_part(MachineSpec& machine, int per_node) {
   if (per_node == machine.gpus_per_node) return;
+  if (machine.host_device) return set_host_ranks(machine, per_node);
   if (per_node < machine.gpus_per_node) {
     machine.assumptions.push_back({"GPUs used", fmt::format("{} of the {} of a node", per_node, machine.gpus_per_node),
                                    "--gpus; host memory, disks and price are those of the whole node"});
   }
   machine.gpus_per_node = per_node;
-  if (per_node == 1) {
-    machine.interconnect = Interconnect::single;
-  } else if (machine.interconnect == Interconnect::single) {
-    machine.interconnect = Interconnect::root_complex;  // ranks of a host without GPUs share its memory
-  }
+  if (per_node == 1) machine.interconnect = Interconnect::single;
 }
 
 /// With a machine given, --gpus counts ranks (spec section 3).

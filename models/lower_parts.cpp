@@ -74,7 +74,7 @@ Compute work_of(const BlockKind& kind, int kind_index, const BlockProgram& progr
   work.kind = static_cast<std::int16_t>(kind_index);
   work.graph_op = step.graph_op < 0 ? kGradientSum : static_cast<std::int16_t>(step.graph_op);
   work.pass = step.pass;
-  Pointwise pointwise{operand_traffic(kind, program, step, sizes)};
+  Pointwise pointwise{operand_traffic(kind, program, step, sizes), sizes.tokens.tokens()};
   if (step.graph_op < 0) {
     work.kernel = pointwise;
     return work;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <utility>
 
 #include "models/catalog.h"
@@ -223,6 +224,10 @@ void set_nodes(MachineSpec& machine, int nodes) {
   if (nodes < 1 || nodes > kMostNodes) {
     throw InputError(fmt::format("--nodes: expected 1 to {}, got {}", kMostNodes, nodes));
   }
+  if (nodes > 1 && machine.host_kernels) {
+    throw InputError(fmt::format("--nodes: {} is a probed host, whose network was not measured: expected 1, got {}",
+                                 machine.name, nodes));
+  }
   machine.nodes = nodes;
   if (nodes == 1 || machine.network.nics > 0) return;
   const JsonDocument defaults = read_catalog("node_defaults.json");
@@ -237,7 +242,25 @@ void set_nodes(MachineSpec& machine, int nodes) {
 }
 
 Bytes MachineSpec::usable_dram() const {
-  return dram - std::min(dram, std::max(kSmallestReserve, dram * kReservedFraction));
+  if (!host_device) return dram - std::min(dram, std::max(kSmallestReserve, dram * kReservedFraction));
+  constexpr double kMostReserved = 1.0 / 8;
+  const Bytes reserve = std::max(dram * kReservedFraction, std::min(kSmallestReserve, dram * kMostReserved));
+  const Bytes taken = reserve + static_cast<double>(gpus_per_node) * gpu.memory;
+  return dram - std::min(dram, taken);
+}
+
+void set_host_ranks(MachineSpec& machine, int ranks) {
+  if (!machine.host_device || ranks < 1) throw std::logic_error("set_host_ranks: not a host that computes");
+  const double part = static_cast<double>(machine.gpus_per_node) / ranks;
+  constexpr double kPage = 4096;
+  GpuSpec& gpu = machine.gpu;
+  gpu.memory = Bytes(std::floor(gpu.memory.base() * part / kPage) * kPage);
+  gpu.memory_bandwidth = gpu.memory_bandwidth * part;
+  for (auto* peak : {&gpu.peak_bf16, &gpu.peak_fp16, &gpu.peak_fp32, &gpu.measured_matmul}) {
+    if (*peak) *peak = **peak * part;
+  }
+  machine.gpus_per_node = ranks;
+  machine.interconnect = ranks == 1 ? Interconnect::single : Interconnect::root_complex;
 }
 
 }  // namespace zeroplan

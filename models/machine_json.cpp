@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "models/host_kernels_json.h"
+
 namespace zeroplan {
 namespace {
 
@@ -100,6 +102,7 @@ void describe_machine(Visitor& visit, Machine& machine) {
   visit.part("network", machine.network);
   visit.part("price", machine.price);
   visit.flag("host_device", machine.host_device);
+  visit.part("host_kernels", machine.host_kernels);
   visit.list("sources", machine.sources);
   visit.list("recalled", machine.recalled);
   visit.list("assumptions", machine.assumptions);
@@ -231,6 +234,9 @@ class Reader {
   void part(std::string_view key, std::optional<PriceSpec>& out) {
     if (const JsonValue* value = object_.find(key)) out = read_part<PriceSpec>(*value);
   }
+  void part(std::string_view key, std::optional<HostKernels>& out) {
+    if (const JsonValue* value = object_.find(key)) out = read_host_kernels(*value);
+  }
   void schema(std::string_view key, int expected) {
     const JsonValue& value = object_.at(key);
     if (value.kind() != JsonValue::Kind::integer || value.as_int(INT64_MIN, INT64_MAX) != expected) {
@@ -303,6 +309,9 @@ class Writer {
   void part(std::string_view key, const std::optional<PriceSpec>& value) {
     if (value) json_[std::string(key)] = write_part(*value);
   }
+  void part(std::string_view key, const std::optional<HostKernels>& value) {
+    if (value) json_[std::string(key)] = Json::parse(write_host_kernels(*value));
+  }
   void schema(std::string_view key, int value) { json_[std::string(key)] = value; }
   Json take() { return std::move(json_); }
 
@@ -355,6 +364,10 @@ void check_wiring(const JsonValue& value, const MachineSpec& machine) {
   if (machine.gpu.pcie.base() == 0 && machine.gpu.c2c.base() == 0 && !machine.host_device) {
     value.at("gpu").fail_with("pcie is missing: the rate of the GPU's link to the host, one direction");
   }
+  if (!machine.host_kernels) return;
+  if (!machine.host_device) value.at("host_kernels").fail_with("only for a machine with \"host_device\": true");
+  if (machine.nodes > 1) value.at("host_kernels").fail_with("a probed host is one node: its network was not measured");
+  if (machine.physical_cores == 0) value.fail_with("host_kernels need \"physical_cores\"");
 }
 
 }  // namespace

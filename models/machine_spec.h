@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/assumption.h"
+#include "models/host_kernels.h"
 #include "models/units.h"
 
 namespace zeroplan {
@@ -87,15 +88,22 @@ struct MachineSpec {
   std::optional<PriceSpec> price;
   /// Compute happens on the host's cores ("probed" machines without a GPU): no PCIe copies are needed then.
   bool host_device = false;
+  /// What a probe measured of the cores of such a machine: kernels, threads, collectives, disk.
+  std::optional<HostKernels> host_kernels;
   std::vector<std::string> sources;
   std::vector<std::string> recalled;
   std::vector<Assumption> assumptions;  // null fields filled from node_defaults.json
 
   int ranks() const { return gpus_per_node * nodes; }
   friend bool operator==(const MachineSpec&, const MachineSpec&) = default;
-  /// DRAM minus the larger of 8 GiB and 5 % (spec, defaults).
+  /// DRAM minus the larger of 8 GiB and 5 % (spec, defaults). Where the host is the device, what the devices leave of
+  /// it, minus a reserve that small machines have too: the smaller of 8 GiB and an eighth, or 5 % if that is more.
   Bytes usable_dram() const;
 };
+
+/// A machine whose host is the device, as `ranks` devices: each has an equal part of what all have together (memory,
+/// rates); they share cores and DRAM. Throws std::logic_error on a machine with GPUs.
+void set_host_ranks(MachineSpec& machine, int ranks);
 
 /// machine.json (schema 1), the form of catalog entries too: strict, units as text.
 MachineSpec read_machine(std::string_view text, const std::string& file_name);

@@ -101,7 +101,7 @@ WorkId Emitter::sum_work(const Block& b, std::int64_t n) {
   const bool first = micro_step_ == 0;
   return shared(b.kind, (first ? kSumFirst : kSumNext) + where(b), [&] {
     const Bytes sum = bytes_of(n, p.accumulation);
-    const Pointwise traffic{bytes_of(n, p.gradients) + (first ? sum : 2.0 * sum)};
+    const Pointwise traffic{bytes_of(n, p.gradients) + (first ? sum : 2.0 * sum), n};
     return Compute{-1, kAccumulate, Pass::backward, traffic, b.host_gradient};
   });
 }

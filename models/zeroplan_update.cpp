@@ -69,7 +69,7 @@ Barrier Emitter::global_norm(OpRef after) {
     const Block& b = block(i);
     if (b.layout.padded == 0) return;
     const WorkId work = shared(b.kind, kNorm + where(b), [&] {
-      const Pointwise traffic{bytes_of(update_elements(b), plan_.precision.accumulation)};
+      const Pointwise traffic{bytes_of(update_elements(b), plan_.precision.accumulation), update_elements(b)};
       return Compute{-1, kGradientNorm, Pass::backward, traffic, b.host_gradient};
     });
     add(b.host_gradient ? Stream::host : Stream::compute, i, work, {after},

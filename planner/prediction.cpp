@@ -167,7 +167,7 @@ struct Predictor::State {
   MachineCostModel& cost(const Plan& plan) {
     const std::pair key{plan.shard_ranks, plan.precision.weights};
     auto it = costs.find(key);
-    if (it == costs.end()) it = costs.try_emplace(key, machine, plan.shard_ranks, plan.precision.weights).first;
+    if (it == costs.end()) it = costs.try_emplace(key, machine, plan.shard_ranks, plan.precision.weights, &model).first;
     return it->second;
   }
 
@@ -351,6 +351,8 @@ std::array<Bytes, kNumMemories> Predictor::resident_states(const Plan& plan) con
   std::array<Bytes, kNumMemories> bytes{};
   const auto add = [&](Tier tier, Bytes b) {
     bytes[static_cast<std::size_t>(tier == Tier::hbm    ? Memory::hbm
+Seconds Predictor::handoff(const Plan& plan, const Work& work) { return state_->cost(plan).handoff(work); }
+
                                    : tier == Tier::host ? Memory::dram
                                                         : Memory::nvme)] += b;
   };

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "models/error.h"
 #include "models/overloaded.h"
 #include "sim/collective_model.h"
 #include "sim/gpu_model.h"
+#include "sim/host_device_model.h"
 #include "sim/host_fractions.h"
 #include "sim/host_model.h"
 #include "sim/topology.h"
@@ -74,7 +76,38 @@ std::string_view to_string(ResourceRole role) {
   return names[static_cast<std::size_t>(role)];
 }
 
+namespace {
+
+/// Where the host is the device (sim/host_device_model.h).
+std::string host_role_name(ResourceRole role) {
+  switch (role) {
+    case ResourceRole::sm:
+      return "a rank's compute threads";
+    case ResourceRole::hbm:
+      return "a rank's threads for sums and the host's Adam";
+    case ResourceRole::links:
+    case ResourceRole::network:
+      return "collectives";
+    case ResourceRole::h2d:
+      return "copies to the device's memory";
+    case ResourceRole::d2h:
+      return "copies from the device's memory";
+    case ResourceRole::dram:
+      return "memory bandwidth";
+    case ResourceRole::cpu:
+      return "cores";
+    case ResourceRole::nvme_read:
+      return "disk read";
+    case ResourceRole::nvme_write:
+      return "disk write";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string role_name(ResourceRole role, const MachineSpec& machine) {
+  if (machine.host_kernels) return host_role_name(role);
   switch (role) {
     case ResourceRole::sm:
       return "GPU arithmetic";
@@ -101,7 +134,7 @@ std::string role_name(ResourceRole role, const MachineSpec& machine) {
 }
 
 struct MachineCostModel::Parts {
-  Parts(const MachineSpec& m, int shard, DType type)
+  Parts(const MachineSpec& m, int shard, DType type, const ModelSpec* model)
       : machine(m),
         gpu(m.gpu),
         collectives(m, CollectiveSetting::in_step),
@@ -114,6 +147,7 @@ struct MachineCostModel::Parts {
                                    m.gpu.peak_fp16 ? " such as fp16" : ""));
     }
     scale.fill(1);
+    if (m.host_kernels) host_device.emplace(m, shard, type, model);
   }
 
   RankGroup group(Group which) const {
@@ -139,6 +173,7 @@ struct MachineCostModel::Parts {
   CollectiveModel collectives;
   HostModel host;
   HostLinks links;
+  std::optional<HostDeviceModel> host_device;  // a probed host; then the models of the GPU and its links are not asked
   int shard_ranks;
   std::array<double, kNumRoles> scale{};
 };
@@ -177,8 +212,8 @@ KernelCost attention(const GpuModel& gpu, const AttentionWork& a) {
 
 }  // namespace
 
-MachineCostModel::MachineCostModel(const MachineSpec& machine, int shard_ranks, DType type)
-    : parts_(std::make_unique<Parts>(machine, shard_ranks, type)) {}
+MachineCostModel::MachineCostModel(const MachineSpec& machine, int shard_ranks, DType type, const ModelSpec* model)
+    : parts_(std::make_unique<Parts>(machine, shard_ranks, type, model)) {}
 MachineCostModel::~MachineCostModel() = default;
 MachineCostModel::MachineCostModel(MachineCostModel&&) noexcept = default;
 
@@ -248,23 +283,36 @@ Demand of_adam(const Parts& p, const AdamStep& a) {
 
 }  // namespace
 
+namespace {
+
+Demand of_work(const Parts& p, const Work& work) {
+  if (p.host_device) return p.host_device->demand(work);
+  return std::visit(overloaded{
+                        [](const Alloc&) { return Demand{}; },
+                        [](const Free&) { return Demand{}; },
+                        [&](const Compute& c) { return of_compute(p, c, c.on_host); },
+                        [&](const Collective& c) { return of_collective(p, c); },
+                        [&](const Copy& c) { return of_copy(p, c); },
+                        [&](const AdamStep& a) { return of_adam(p, a); },
+                        [](const Join&) { return Demand{}; },
+                    },
+                    work);
+}
+
+}  // namespace
+
 Demand MachineCostModel::demand(const Work& work) const {
-  const Parts& p = *parts_;
-  Demand d = std::visit(overloaded{
-                            [](const Alloc&) { return Demand{}; },
-                            [](const Free&) { return Demand{}; },
-                            [&](const Compute& c) { return of_compute(p, c, c.on_host); },
-                            [&](const Collective& c) { return of_collective(p, c); },
-                            [&](const Copy& c) { return of_copy(p, c); },
-                            [&](const AdamStep& a) { return of_adam(p, a); },
-                            [](const Join&) { return Demand{}; },
-                        },
-                        work);
-  for (std::size_t r = 0; r < kNumRoles; ++r) d.busy[r] = p.scale[r] * d.busy[r];
+  Demand d = of_work(*parts_, work);
+  for (std::size_t r = 0; r < kNumRoles; ++r) d.busy[r] = parts_->scale[r] * d.busy[r];
   return d;
 }
 
+Seconds MachineCostModel::handoff(const Work& work) const {
+  return parts_->host_device ? parts_->host_device->handoff(work) : Seconds();
+}
+
 std::vector<Assumption> MachineCostModel::assumptions() const {
+  if (parts_->host_device) return parts_->host_device->assumptions();
   std::vector<Assumption> all = parts_->gpu.assumptions();
   for (const Assumption& a : parts_->host.assumptions()) all.push_back(a);
   const auto more = parts_->collectives.assumptions();
@@ -279,7 +327,7 @@ std::vector<Assumption> MachineCostModel::assumptions() const {
 
 Bytes MachineCostModel::communicator_memory() const {
   const int ranks = parts_->machine.ranks(), shard = parts_->shard_ranks;
-  if (ranks == 1) return {};
+  if (ranks == 1 || parts_->machine.host_device) return {};
   const auto memory = [&](Group which) {
     return zeroplan::communicator_memory(parts_->machine, parts_->group(which)).bytes;
   };

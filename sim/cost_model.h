@@ -55,12 +55,15 @@ class CostModel {
 /// twice as fast": 0.5); all 1 by default.
 class MachineCostModel : public CostModel {
  public:
-  /// `shard_ranks` tells the size of Group::shard. Throws InputError when the GPU cannot compute in `type`.
-  MachineCostModel(const MachineSpec& machine, int shard_ranks, DType type);
+  /// `shard_ranks` tells the size of Group::shard. `model` tells a probed host which kernel an op is
+  /// (host_device_model.h); it may be null for GPUs. Throws InputError when the GPU cannot compute in `type`.
+  MachineCostModel(const MachineSpec& machine, int shard_ranks, DType type, const ModelSpec* model = nullptr);
   ~MachineCostModel() override;
   MachineCostModel(MachineCostModel&&) noexcept;
 
   Demand demand(const Work& work) const override;
+  /// Part of the latency during which the op itself does not run (HostDeviceModel::handoff); 0 on GPUs.
+  Seconds handoff(const Work& work) const;
   /// Scales all later demands on one resource.
   void scale(ResourceRole kind, double factor);
   std::vector<Assumption> assumptions() const;

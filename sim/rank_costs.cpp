@@ -1,5 +1,7 @@
 #include "sim/rank_costs.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
@@ -52,6 +54,7 @@ RankCosts::RankCosts(const MachineSpec& machine)
   for (Resource& resource : resources_) resource.name.erase(0, resource.name.find(' ', 5) + 1);  // "node 0 "
   drives_ = static_cast<std::uint32_t>(per_node);
   resources_.push_back({"nvme both ways", ResourceKind::nvme_read, kDiskFraction * machine.nvme.read.base()});
+  if (machine.host_kernels) add_lanes();
   if (host_device_) return;
   for (const bool to_gpu : {true, false}) {
     auto& by_rank = pcie_[to_gpu ? 0 : 1];
@@ -70,6 +73,22 @@ RankCosts::RankCosts(const MachineSpec& machine)
   }
 }
 
+std::uint32_t RankCosts::lane(int rank, Lane which) const {
+  return *lanes_ + static_cast<std::uint32_t>(rank) * kNumLanes + static_cast<std::uint32_t>(which);
+}
+
+void RankCosts::add_lanes() {
+  static constexpr std::array<std::string_view, kNumLanes> kNames{"compute threads",      "threads for sums",
+                                                                  "copies to the device", "copies from the device",
+                                                                  "gathering threads",    "reducing threads"};
+  lanes_ = static_cast<std::uint32_t>(resources_.size());
+  for (int rank = 0; rank < gpus_; ++rank) {
+    for (const std::string_view name : kNames) {
+      resources_.push_back({fmt::format("rank {} {}", rank, name), ResourceKind::cpu, 1});
+    }
+  }
+}
+
 WorkClass RankCosts::classify(const Work& work, const Demand& demand, int members) {
   if (std::holds_alternative<Collective>(work)) return members > 1 ? WorkClass::collective : WorkClass::none;
   if (!(demand.alone() > Seconds())) return WorkClass::none;
@@ -77,7 +96,9 @@ WorkClass RankCosts::classify(const Work& work, const Demand& demand, int member
   for (std::size_t role = 0; role < kNumRoles; ++role) {
     const auto r = static_cast<ResourceRole>(role);
     if (r == ResourceRole::sm || r == ResourceRole::hbm || !(demand[r] > Seconds())) continue;
-    if (on_gpu > 0) throw std::logic_error("simulate: a work that needs the GPU and the host at once");
+    // On a probed host kernels take cores, beside the lane that keeps a rank's kernels apart.
+    const bool on_cores = demand[ResourceRole::cpu] > Seconds();
+    if (on_gpu > 0 && !on_cores) throw std::logic_error("simulate: a work that needs the GPU and the host at once");
     return WorkClass::transfer;
   }
   return WorkClass::kernel;
@@ -113,10 +134,18 @@ std::vector<Use> RankCosts::transfer(const Demand& demand, int rank) const {
   for (const ResourceRole role : {ResourceRole::h2d, ResourceRole::d2h}) {
     const double time = busy(demand, role);
     if (!(time > 0)) continue;
+    if (lanes_) {
+      seconds[lane(rank, role == ResourceRole::h2d ? Lane::h2d : Lane::d2h)] += time;
+      continue;
+    }
     if (host_device_) throw std::logic_error("simulate: a PCIe copy on a machine whose device is the host");
     for (const Use& use : pcie_[role == ResourceRole::h2d ? 0 : 1][static_cast<std::size_t>(rank)]) {
       seconds[use.resource] += time * use.amount;
     }
+  }
+  if (lanes_) {
+    seconds[lane(rank, Lane::kernels)] += busy(demand, ResourceRole::sm);
+    seconds[lane(rank, Lane::sums)] += busy(demand, ResourceRole::hbm);
   }
   for (const ResourceRole role : {ResourceRole::dram, ResourceRole::cpu}) {
     if (busy(demand, role) > 0) add_shared(seconds, rank, role, busy(demand, role));
@@ -163,6 +192,7 @@ std::vector<Use> RankCosts::collective(const Collective& work, const Demand& dem
                                        RankGroup group) const {
   const double time = std::max(busy(demand, ResourceRole::links), busy(demand, ResourceRole::network));
   if (!(time > 0)) return {};
+  if (lanes_) return threads_collective(work, demand, members);
   const CollectiveCost cost = collectives_.cost(work.kind, work.message(), group);
   const double wire = std::max(1.0, cost.wire_bytes_per_rank.base());
   std::vector<double> seconds(resources_.size());
@@ -192,6 +222,17 @@ std::vector<Use> RankCosts::collective(const Collective& work, const Demand& dem
     const double scale = inside.link == LinkClass::nvlink ? 1 : transfer / most(ring);
     for (std::size_t i = 0; i < ring.size(); ++i) seconds[i] = std::min(time, seconds[i] + scale * ring[i]);
   }
+  return uses_of(seconds);
+}
+
+/// One thread of each member, and their part of the cores.
+std::vector<Use> RankCosts::threads_collective(const Collective& work, const Demand& demand,
+                                               const NodeMembers& members) const {
+  std::vector<double> seconds(resources_.size());
+  const Lane which = work.kind == CollectiveKind::all_gather ? Lane::gather : Lane::reduce;
+  const double part = static_cast<double>(members.ranks.size()) / gpus_;
+  for (const int rank : members.ranks) seconds[lane(rank, which)] += busy(demand, ResourceRole::links);
+  add_shared(seconds, members.ranks.front(), ResourceRole::cpu, busy(demand, ResourceRole::cpu) * part * gpus_);
   return uses_of(seconds);
 }
 

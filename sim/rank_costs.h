@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -76,6 +77,13 @@ class RankCosts {
   double num_sms_;
   bool host_device_;
   std::uint32_t drives_ = 0;  // what disk reads and writes share
+  /// A probed host: what runs in threads of its own on a rank, one thing at a time. Resources lanes_, lanes_ + 1, ...
+  enum class Lane : std::uint8_t { kernels, sums, h2d, d2h, gather, reduce };
+  static constexpr std::uint32_t kNumLanes = 6;
+  std::uint32_t lane(int rank, Lane which) const;
+  void add_lanes();
+  std::vector<Use> threads_collective(const Collective& work, const Demand& demand, const NodeMembers& members) const;
+  std::optional<std::uint32_t> lanes_;
   std::vector<Resource> resources_;
   std::array<std::vector<std::vector<Use>>, 2> pcie_;  // h2d, d2h: by rank, seconds for a busy second of the role
 };

@@ -1,0 +1,25 @@
+#pragma once
+// What `zeroplan probe` measures with several threads, in wall time. Other programs may hold the cores for a while, so
+// each figure is the lower quartile of many short runs; a speedup, which needs all cores at once, is of the best ones.
+
+#include <vector>
+
+#include "models/host_kernels.h"
+
+namespace zeroplan {
+
+/// 1, 2, 4, ... and `cores`.
+std::vector<int> probed_threads(int cores);
+
+/// Until a sleeping thread of a ThreadPool runs its first range.
+Seconds pool_wake();
+/// Until a sleeping thread sees that another has finished an op, as runtime/stream_threads.cpp tells it.
+Seconds stream_wake();
+/// Read-modify-write of an array of 64 MiB a thread.
+std::vector<HostMemoryRate> memory_rates(int cores);
+/// Of a matrix product in a ThreadPool.
+std::vector<HostSpeedup> speedups(int cores);
+/// Collectives of 2, 4 and 8 ranks of a ThreadCommunicator.
+std::vector<HostCollectiveTime> collective_times();
+
+}  // namespace zeroplan
