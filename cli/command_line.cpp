@@ -77,6 +77,10 @@ void CommandLine::positional(const std::string& name, const std::string& help, s
   app_->app.add_option(name, target, help)->type_name(" ");
 }
 
+void CommandLine::positionals(const std::string& name, const std::string& help, std::vector<std::string>& target) {
+  app_->app.add_option(name, target, help)->type_name(" ");
+}
+
 void CommandLine::group(std::string title) { app_->group = std::move(title); }
 
 /// The arguments with every value joined to its flag, "--model=70B": nothing is left for CLI11 to guess.

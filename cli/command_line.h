@@ -21,6 +21,8 @@ class CommandLine {
   void toggle(const std::string& flag, const std::string& help, bool& target);
   /// An argument by position, not required by CLI11: the command says what it misses.
   void positional(const std::string& name, const std::string& help, std::string& target);
+  /// Any number of arguments by position.
+  void positionals(const std::string& name, const std::string& help, std::vector<std::string>& target);
   /// Flags added from here on are listed under this title.
   void group(std::string title);
 

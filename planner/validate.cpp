@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
@@ -46,6 +47,20 @@ void add_tables(const std::string& source, const std::vector<Comparison>& compar
       if (part.rows > 0 && part.rows < rows) validation.tables.push_back(std::move(part));
     }
   }
+}
+
+/// By reason: which rows, and the first of them in words.
+std::string unpredicted_text(const Validation& validation) {
+  std::map<std::pair<std::string, std::string>, std::vector<const Unpredicted*>> reasons;
+  for (const Unpredicted& each : validation.unpredicted) reasons[{each.source, each.reason}].push_back(&each);
+  std::string out = reasons.empty() ? "" : "\nNot predicted\n";
+  for (const auto& [key, rows] : reasons) {
+    std::string lines;
+    for (const Unpredicted* row : rows) lines += fmt::format("{}{}", lines.empty() ? "" : " ", row->line);
+    out += fmt::format("  {}: {}\n    {} {} ({}): {}\n", key.first, key.second, rows.size() == 1 ? "row" : "rows",
+                       lines, rows.size(), rows.front()->row);
+  }
+  return out;
 }
 
 std::string percent(double share) { return fmt::format("{:.3f} %", 100 * share); }
@@ -154,11 +169,7 @@ std::string validation_text(const Validation& validation) {
                          each.predicted_fits ? "fits" : "does not fit", each.why);
     }
   }
-  if (!validation.unpredicted.empty()) out += "\nNot predicted\n";
-  for (const Unpredicted& each : validation.unpredicted) {
-    out += fmt::format("  {} row {}: {}: {}\n", each.source, each.line, each.row, each.reason);
-  }
-  return out;
+  return out + unpredicted_text(validation);
 }
 
 std::string validation_json(const Validation& validation) {

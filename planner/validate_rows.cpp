@@ -41,6 +41,9 @@ ModelSpec as_measured(const ModelSpec& published) {
     if (key == "sliding_window") value = nullptr;
     if (key == "use_sliding_window") value = false;
   }
+  if (published.family == "gpt2") {  // its defaults are not 0
+    for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) config[key] = 0.0;
+  }
   for (const char* family : {"llama", "mistral", "qwen2"}) {
     if (published.family == family) config["tie_word_embeddings"] = false;
   }
