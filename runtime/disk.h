@@ -57,8 +57,7 @@ struct DiskPart {
 ///
 /// What was never written reads as zeros. Every completion is checked: what a short transfer left is asked for again,
 /// EAGAIN and EINTR are tried again up to a limit, anything else is a DeviceError with path, offset and reason, thrown
-/// when nothing is in flight any more. After such an error the object can still be
-/// used.
+/// when nothing is in flight any more; the object can be used on.
 class DiskFile {
  public:
   using MakeBackend = std::function<std::unique_ptr<DiskBackend>(const DiskTarget&)>;
