@@ -54,6 +54,69 @@ Tensor position_range(Tape& tape, std::int64_t length) {
   return add_scalar(std::move(range));
 }
 
+void rotate_part(Tensor& q, Tensor& k, const RotaryTables& tables) {
+  const Tensor cos = unsqueeze(tables.cos, 1);
+  const Tensor sin = unsqueeze(tables.sin, 1);
+  const std::int64_t width = cos.size(-1), rest = q.size(-1) - width;
+  const Tensor q_turns = slice(q, -1, 0, width), q_stays = slice(q, -1, width, rest);
+  const Tensor k_turns = slice(k, -1, 0, width), k_stays = slice(k, -1, width, rest);
+  Tensor turned_q = rotate(q_turns, cos, sin);
+  Tensor turned_k = rotate(k_turns, cos, sin);
+  turned_q = cat({turned_q, q_stays}, -1);
+  turned_k = cat({turned_k, k_stays}, -1);
+  q = std::move(turned_q);
+  k = std::move(turned_k);
+}
+
+std::int64_t rotary_width(const Context& context, std::int64_t head_dim, std::string_view key, double fallback) {
+  const double part = context.number("rope_parameters/partial_rotary_factor",
+                                     context.number("partial_rotary_factor", context.number(key, fallback)));
+  return static_cast<std::int64_t>(static_cast<double>(head_dim) * part);
+}
+
+namespace {
+
+/// and_masks() of transformers: ones & first & second.
+class MaskProduct {
+ public:
+  explicit MaskProduct(Tape& tape) : product_(tape.allocate({}, Element::boolean)) {}
+  void multiply(Tensor mask) {
+    Tensor next = pointwise({&product_, &mask}, Element::boolean);
+    mask.drop();
+    product_ = std::move(next);
+  }
+  Tensor take() { return std::move(product_); }
+
+ private:
+  Tensor product_;
+};
+
+/// key <= query; inside the window; not padding.
+Tensor mask_values(const Context& context, const Tensor& queries, const Tensor& keys, const MaskOptions& options) {
+  const std::int64_t length = queries.size(0);
+  const Tensor rows = view(queries, {1, 1, length, 1});
+  const Tensor columns = view(keys, {1, 1, 1, length});
+  const auto causal = [&] { return pointwise({&columns, &rows}, Element::boolean); };
+  if (options.window == 0 && !options.padded) return causal();
+  const auto both = [&](auto first, auto second) {
+    MaskProduct product(context.tape);
+    product.multiply(first());
+    product.multiply(second());
+    return product.take();
+  };
+  const auto window = [&] {
+    const Tensor first = pointwise({&rows}, Element::i64);
+    return pointwise({&columns, &rows}, Element::boolean);
+  };
+  const auto windowed = [&] { return options.window > 0 ? both(window, causal) : causal(); };
+  if (!options.padded) return windowed();
+  return both(windowed, [&] {
+    return view(context.tape.allocate({context.batch(), length}, Element::boolean), {context.batch(), 1, 1, length});
+  });
+}
+
+}  // namespace
+
 Tensor causal_mask(const Context& context, const MaskOptions& options) {
   Tape& tape = context.tape;
   const std::int64_t length = context.length();
@@ -63,10 +126,7 @@ Tensor causal_mask(const Context& context, const MaskOptions& options) {
   Tensor head = tape.allocate({1}, Element::i64);
   Tensor queries = position_range(tape, length);
   Tensor keys = position_range(tape, length);
-  Tensor rows = view(queries, {1, 1, length, 1});
-  Tensor columns = view(keys, {1, 1, 1, length});
-  Tensor mask = pointwise({&columns, &rows}, Element::boolean);
-  drop(rows, columns);
+  Tensor mask = mask_values(context, queries, keys, options);
   mask = expand(std::move(mask), {context.batch(), 1, length, length});
   drop(batch, head, queries, keys);
   if (!options.additive) return mask;
@@ -89,10 +149,15 @@ AttentionResult eager_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask
     weights = mul_scalar(std::move(weights));
   }
   if (mask) weights = add(weights, mask);
-  weights = to(softmax(to(weights, Element::fp32)), type);
+  if (call.upcast) {
+    weights = to(softmax(to(weights, Element::fp32)), type);
+  } else {
+    weights = softmax(weights);
+  }
   weights = dropout(weights, call.dropout);
   Tensor output = matmul(weights, values);
-  output = contiguous(transpose(output, 1, 2));
+  output = transpose(output, 1, 2);
+  if (call.contiguous_output) output = contiguous(output);
   drop(q, k, v);
   drop(keys, values);
   return {std::move(output), std::move(weights)};

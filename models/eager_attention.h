@@ -27,6 +27,10 @@ class RotaryEmbedding {
 Tensor rotate_half(const Tensor& x);
 /// x cos + rotate_half(x) sin; tables already broadcast.
 Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin);
+/// Queries and keys of which only the first columns turn (the tables' width): GPT-NeoX, Phi, GLM.
+void rotate_part(Tensor& q, Tensor& k, const RotaryTables& tables);
+/// Columns that turn: the head's size times partial_rotary_factor, or the family's own key, or `fallback`.
+std::int64_t rotary_width(const Context& context, std::int64_t head_dim, std::string_view key, double fallback);
 /// Keys or values [b, kv, s, d] for every query head.
 Tensor repeat_heads(Tensor x, std::int64_t groups);
 
@@ -37,7 +41,8 @@ struct MaskOptions {
   bool additive = false;    // 0 and -inf in the model's type (eager attention), else booleans
   std::int64_t window = 0;  // sliding window or chunk; 0: none
   bool chunked = false;
-  bool skip = true;  // SDPA's is_causal may stand for it
+  bool skip = true;     // SDPA's is_causal may stand for it
+  bool padded = false;  // a padding mask of ones was given
 };
 /// create_causal_mask and its relatives: undefined where SDPA does without.
 Tensor causal_mask(const Context& context, const MaskOptions& options);
@@ -46,7 +51,9 @@ struct AttentionCall {
   std::int64_t groups = 1;  // query heads a key head
   double dropout = 0;
   bool causal = true;
-  double softcap = 0;  // Gemma-2: scores are capped in eager attention
+  double softcap = 0;             // Gemma-2: scores are capped in eager attention
+  bool upcast = true;             // eager attention's softmax runs in fp32
+  bool contiguous_output = true;  // eager attention copies its output to [b, s, heads, d]
 };
 struct AttentionResult {
   Tensor output;   // [b, s, heads, d]

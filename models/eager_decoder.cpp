@@ -103,7 +103,8 @@ class Attention {
 
 class DecoderLayer {
  public:
-  DecoderLayer(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
+  DecoderLayer(Context& context, const DecoderStyle& style, const std::string& path)
+      : context_(&context), positions_first_(style.positions_first) {
     const Architecture& a = context.sizes;
     module_ = context.module(path, class_name(style, "DecoderLayer"), true);
     attention_ = Attention(context, style, path + ".self_attn");
@@ -113,11 +114,12 @@ class DecoderLayer {
     norm2_ = Norm(context, path + ".post_attention_layernorm", norm, style.norm, {a.hidden}, false);
   }
 
-  /// inputs: hidden, mask, cos, sin, positions.
+  /// inputs: hidden, mask, then tables and positions in the caller's order.
   Tensors operator()(const Tensors& inputs) const {
     Tape& tape = context_->tape;
     tape.forward_pre(module_);
-    const BlockArguments arguments = {inputs[1], {inputs[3], inputs[2]}, inputs[4]};
+    const BlockArguments arguments = positions_first_ ? BlockArguments{inputs[1], {inputs[4], inputs[3]}, inputs[2]}
+                                                      : BlockArguments{inputs[1], {inputs[3], inputs[2]}, inputs[4]};
     Tensor out = forward(tape.own(module_, inputs[0]), arguments);
     tape.forward_post(module_, {&out});
     return {std::move(out)};
@@ -143,15 +145,15 @@ class DecoderLayer {
   Attention attention_;
   GatedMlp mlp_;
   Norm norm1_, norm2_;
+  bool positions_first_ = false;
 };
 
-class Decoder : public EagerModel {
+class Decoder : public CausalModel {
  public:
-  Decoder(Context& context, const DecoderStyle& style) : context_(&context) {
+  Decoder(Context& context, const DecoderStyle& style) : CausalModel(context, class_name(style, "ForCausalLM")) {
     const Architecture& a = context.sizes;
-    root_ = context.module("", class_name(style, "ForCausalLM"));
     model_ = context.module("model", class_name(style, "Model"));
-    embedding_ = Embedding(context, "model.embed_tokens", a.vocab, a.hidden);
+    embedding_ = Embedding(context, "model.embed_tokens", a.vocab, a.hidden).as_input();
     context.module("model.layers", "ModuleList");
     for (std::size_t i = 0; i < a.layers.size(); ++i) {
       context.layer = static_cast<int>(i);
@@ -160,56 +162,26 @@ class Decoder : public EagerModel {
     context.layer = -1;
     norm_ = Norm(context, "model.norm", class_name(style, "RMSNorm"), style.norm, {a.hidden}, false);
     rotary_ = RotaryEmbedding(context, "model.rotary_emb", class_name(style, "RotaryEmbedding"), a.head_dim);
-    head_ = Head(context, a.tied ? embedding_.weight() : -1);
-  }
-
-  Tensor forward(const Tensor& ids, const Tensor& labels, Tensor& logits) override {
-    Tape& tape = context_->tape;
-    tape.forward_pre(root_);
-    Tensor hidden = base(ids);
-    logits = head_(hidden);
-    Tensor loss = causal_loss(*context_, logits, labels);
-    tape.forward_post(root_, {&loss, &logits});
-    return loss;
+    head_ = Head(context, a.tied ? embedding_.weight() : -1, false);
+    positions_first_ = style.positions_first;
   }
 
  private:
-  struct Head {
-    Head() = default;
-    Head(Context& where, int tied) : context(&where) {
-      module = where.module("lm_head", "Linear");
-      weight = tied >= 0 ? tied : where.parameter(module, "weight", {where.sizes.vocab, where.sizes.hidden});
-      if (tied >= 0) where.share(module, tied);
-    }
-    Tensor operator()(Tensor x) const {
-      return call(context->tape, module, std::move(x),
-                  [&](Tensor own) { return linear(std::move(own), context->value(weight), {}); });
-    }
-    const Context* context = nullptr;
-    int module = -1, weight = -1;
-  };
-
-  Tensor base(const Tensor& ids) const {
+  Tensor base(const Tensor& ids) override {
     Tape& tape = context_->tape;
     tape.forward_pre(model_);
     Tensor embedded = embedding_(ids);
     Tensor positions = unsqueeze(position_range(tape, context_->length()), 0);
     MaskOptions mask_options;
     mask_options.additive = context_->options.attention == EagerAttention::eager;
+    mask_options.window = context_->sizes.layers[0].window;
     Tensor mask = causal_mask(*context_, mask_options);
     Tensor hidden = embedded;
     RotaryTables rotary = rotary_(hidden, positions);
-    for (const DecoderLayer& layer : layers_) {
-      Tensors inputs = {hidden, mask, rotary.sin, rotary.cos, positions};
-      if (context_->options.checkpointing) {
-        hidden = tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs), 1,
-                                 context_->options.reentrant)[0];
-      } else {
-        Tensors outputs = layer(inputs);
-        inputs.clear();
-        hidden = std::move(outputs[0]);
-      }
-    }
+    hidden = run_layers(*context_, layers_, std::move(hidden), 1, [&](std::size_t) {
+      return positions_first_ ? Tensors{mask, positions, rotary.sin, rotary.cos}
+                              : Tensors{mask, rotary.sin, rotary.cos, positions};
+    });
     Tensor out = norm_(hidden);
     hidden = out;
     drop(positions, embedded, mask, hidden);
@@ -218,13 +190,12 @@ class Decoder : public EagerModel {
     return out;
   }
 
-  const Context* context_ = nullptr;
-  int root_ = -1, model_ = -1;
+  int model_ = -1;
   Embedding embedding_;
   std::vector<DecoderLayer> layers_;
   Norm norm_;
   RotaryEmbedding rotary_;
-  Head head_;
+  bool positions_first_ = false;
 };
 
 }  // namespace
@@ -236,7 +207,7 @@ std::unique_ptr<EagerModel> make_decoder(Context& context, const DecoderStyle& s
 const DecoderStyle* find_decoder_style(std::string_view family) {
   static const std::vector<DecoderStyle> rows = {
       {"llama", "Llama", NormStyle::rms},
-      {"mistral", "Mistral", NormStyle::rms},
+      {"mistral", "Mistral", NormStyle::rms, true},
       {"qwen2", "Qwen2", NormStyle::rms},
   };
   for (const DecoderStyle& row : rows) {

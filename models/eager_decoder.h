@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "models/eager_attention.h"
+#include "models/eager_causal.h"
 
 namespace zeroplan::eager {
 
@@ -12,6 +12,7 @@ struct DecoderStyle {
   std::string_view family = "llama";
   std::string_view classes = "Llama";  // LlamaDecoderLayer, LlamaAttention, ...
   NormStyle norm = NormStyle::rms;
+  bool positions_first = false;  // position_ids stand before position_embeddings in the call of a block
 };
 
 /// Throws InputError for a family without a row.

@@ -128,7 +128,7 @@ void Tape::accumulate(Node& node, Tensors& grads) {
   if (node.parameter < 0) {
     Saved kept;
     kept.tensor = std::move(grad);
-    node.saved.push_back(std::move(kept));
+    node.saved.insert(node.saved.begin(), std::move(kept));
     return;
   }
   Storage& storage = *grad.impl().storage;
@@ -215,8 +215,9 @@ Tensor detached(const Tensor& tensor) {
 void backward_reentrant(BackwardCall& call) {
   CheckpointFrame& region = *call.node.region;
   Tensors inputs = region.inputs;
-  for (std::size_t i = 0; i < region.positional; ++i) {
-    inputs[i] = detached(call.saved[i]);
+  for (std::size_t i = 0, next = 0; i < region.positional; ++i) {
+    if (call.node.lengths[i] == 0) continue;  // None
+    inputs[i] = detached(call.saved[next++]);
     inputs[i].impl().requires_grad = call.node.needs(i);
   }
   Tensors outputs = call.tape.rerun(region, inputs);
@@ -228,8 +229,9 @@ void backward_reentrant(BackwardCall& call) {
   }
   call.tape.run_engine(roots, grads);
   for (std::size_t i = 0; i < region.positional; ++i) {
+    if (!inputs[i]) continue;
     const Ref<Node>& accumulator = inputs[i].impl().accumulator;
-    if (accumulator && !accumulator->saved.empty()) call.results[i] = accumulator->saved[0].tensor;
+    if (accumulator && accumulator->saved.size() > 1) call.results[i] = accumulator->saved[0].tensor;
   }
 }
 
@@ -240,7 +242,10 @@ Tensors Tape::checkpoint_reentrant(const Ref<CheckpointFrame>& frame) {
   const Ref<Node> node = make_node(backward_reentrant, positional);
   if (node) {
     node->region = frame;
-    for (const Tensor& input : positional) save(*node, input);
+    for (const Tensor& input : positional) {
+      node->lengths.push_back(input ? 1 : 0);
+      if (input) save(*node, input);
+    }
   }
   Tensors outputs;
   {

@@ -160,7 +160,8 @@ Tensor matmul(Tensor a, Tensor b) {
     dims->erase(dims->size() - 1);
   }
   const Dims batch = broadcast(batch_a, batch_b);
-  const auto flat = [&](Tensor x) {
+  const auto flat = [&](const Tensor& given) {
+    Tensor x = given;
     Dims sizes = batch;
     const std::int64_t rows = x.size(-2), columns = x.size(-1);
     sizes.push_back(rows);
@@ -171,9 +172,12 @@ Tensor matmul(Tensor a, Tensor b) {
   Dims sizes = batch;
   sizes.push_back(a.size(-2));
   sizes.push_back(b.size(-1));
-  Tensor left = flat(std::move(a));
-  Tensor right = flat(std::move(b));
-  return view(bmm(std::move(left), std::move(right)), sizes);
+  Tensor left = flat(a);
+  Tensor right = flat(b);
+  Tensor out = view(bmm(left, right), sizes);
+  drop(right, left);
+  drop(a, b);
+  return out;
 }
 
 Tensor linear(Tensor x, Tensor weight, Tensor bias) {

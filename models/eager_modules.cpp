@@ -15,7 +15,7 @@ double Context::number(std::string_view key, double fallback) const {
 
 int Context::module(const std::string& name, std::string_view class_name, bool is_block) {
   EagerModule entry;
-  entry.name = prefix + name;
+  entry.name = prefix.empty() || name.empty() ? prefix + name : fmt::format("{}.{}", prefix, name);
   entry.type = class_name;
   entry.layer = layer;
   entry.is_block = is_block;
@@ -37,24 +37,71 @@ int Context::parameter(int owner, std::string_view name, Dims shape) {
   return index;
 }
 
+int Context::adapter_parameter(int owner, Dims shape) {
+  const int index = parameter(owner, "weight", shape);
+  step.parameters[static_cast<std::size_t>(index)].trainable = true;
+  tape.add_parameter(index, shape, type, true);
+  return index;
+}
+
 void Context::share(int owner, int parameter) {
   step.modules[static_cast<std::size_t>(owner)].parameters.push_back(parameter);
 }
 
 // --- linear ---------------------------------------------------------------------------------------
 
-Linear::Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias,
-               bool /*adapted*/)
-    : context_(&context) {
-  module_ = context.module(name, "Linear");
-  weight_ = context.parameter(module_, "weight", {out, in});
+Linear::Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias, LinearKind kind)
+    : context_(&context), kind_(kind) {
+  const bool adapts = context.options.lora_rank > 0;
+  if (adapts) adapter_.module = context.module(name, "Linear");
+  const std::string base_name = adapts ? name + ".base_layer" : name;
+  module_ = context.module(base_name, kind == LinearKind::conv1d ? "Conv1D" : "Linear");
+  weight_ = context.parameter(module_, "weight", kind == LinearKind::conv1d ? Dims{in, out} : Dims{out, in});
   if (bias) bias_ = context.parameter(module_, "bias", {out});
+  if (!adapts) return;
+  const std::int64_t rank = context.options.lora_rank;
+  context.module(name + ".lora_dropout", "ModuleDict");
+  adapter_.dropout = context.module(name + ".lora_dropout.default", "Identity");
+  context.module(name + ".lora_A", "ModuleDict");
+  adapter_.down = context.module(name + ".lora_A.default", "Linear");
+  adapter_.down_weight = context.adapter_parameter(adapter_.down, {rank, in});
+  context.module(name + ".lora_B", "ModuleDict");
+  adapter_.up = context.module(name + ".lora_B.default", "Linear");
+  adapter_.up_weight = context.adapter_parameter(adapter_.up, {out, rank});
+  context.module(name + ".lora_embedding_A", "ParameterDict");
+  context.module(name + ".lora_embedding_B", "ParameterDict");
+  context.module(name + ".lora_magnitude_vector", "ModuleDict");
 }
 
-Tensor Linear::operator()(Tensor x) const {
-  return call(context_->tape, module_, std::move(x),
-              [&](Tensor own) { return linear(std::move(own), context_->value(weight_), context_->value(bias_)); });
+Tensor Linear::base(Tensor x) const {
+  return call(context_->tape, module_, std::move(x), [&](Tensor own) {
+    if (kind_ == LinearKind::linear) {
+      return linear(std::move(own), context_->value(weight_), context_->value(bias_));
+    }
+    Dims sizes = own.sizes();
+    const std::int64_t width = sizes[-1];
+    const Tensor weight = context_->value(weight_);
+    sizes[-1] = weight.size(1);
+    Tensor rows = view(std::move(own), {-1, width});
+    return view(addmm(context_->value(bias_), std::move(rows), weight), sizes);
+  });
 }
+
+Tensor Linear::adapted(Tensor x) const {
+  Tape& tape = context_->tape;
+  return call(tape, adapter_.module, std::move(x), [&](const Tensor& own) {
+    Tensor result = base(own);
+    Tensor low = call(tape, adapter_.dropout, own, [](Tensor same) { return same; });
+    low = call(tape, adapter_.down, std::move(low),
+               [&](Tensor same) { return linear(std::move(same), context_->value(adapter_.down_weight), {}); });
+    Tensor change = call(tape, adapter_.up, std::move(low),
+                         [&](Tensor same) { return linear(std::move(same), context_->value(adapter_.up_weight), {}); });
+    result = add(result, mul_scalar(std::move(change)));
+    return result;
+  });
+}
+
+Tensor Linear::operator()(Tensor x) const { return adapter_.module >= 0 ? adapted(std::move(x)) : base(std::move(x)); }
 
 // --- embedding ------------------------------------------------------------------------------------
 
@@ -65,9 +112,17 @@ Embedding::Embedding(Context& context, const std::string& name, std::int64_t row
   weight_ = context.parameter(module_, "weight", {rows, width});
 }
 
+Embedding Embedding::as_input() && {
+  requires_grad_ = context_->options.lora_rank > 0 && context_->options.checkpointing;
+  return *this;
+}
+
 Tensor Embedding::operator()(const Tensor& ids) const {
-  return call(context_->tape, module_, ids,
-              [&](const Tensor& own) { return embedding(context_->value(weight_), own); });
+  return call(context_->tape, module_, ids, [&](const Tensor& own) {
+    Tensor out = look_up(own);
+    if (requires_grad_) out.impl().requires_grad = true;
+    return out;
+  });
 }
 
 // --- norms ----------------------------------------------------------------------------------------
@@ -159,12 +214,24 @@ Tensor new_gelu(const Tensor& x) {
   return mul(std::move(half), std::move(gate));
 }
 
+/// 0.5 x (1 + tanh(x c (1 + 0.044715 x x))), written out.
+Tensor gelu_fast(Tensor x) {
+  Tensor half = mul_scalar(x);
+  Tensor scaled = mul_scalar(x);
+  Tensor square = add_scalar(mul(mul_scalar(x), x));
+  Tensor gate = add_scalar(activate(mul(std::move(scaled), std::move(square)), Activation::tanh));
+  Tensor out = mul(std::move(half), std::move(gate));
+  x.drop();
+  return out;
+}
+
 }  // namespace
 
 Tensor apply_activation(const std::string& function, Tensor x) {
   if (function == "silu" || function == "swish") return activate(std::move(x), Activation::silu);
   if (function == "gelu" || function == "gelu_pytorch_tanh") return activate(std::move(x), Activation::gelu);
   if (function == "relu") return activate(std::move(x), Activation::relu);
+  if (function == "gelu_fast") return gelu_fast(std::move(x));
   if (function == "gelu_new") {
     Tensor out = new_gelu(x);
     x.drop();

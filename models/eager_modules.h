@@ -35,6 +35,8 @@ struct Context {
   int module(const std::string& name, std::string_view class_name, bool is_block = false);
   /// Adds a parameter "name" to module `owner`.
   int parameter(int owner, std::string_view name, Dims sizes);
+  /// A parameter of an adapter: the only trainable ones with LoRA.
+  int adapter_parameter(int owner, Dims sizes);
   /// Makes a parameter of another module this one's too (tied weights).
   void share(int owner, int parameter);
   Tensor value(int parameter) const { return parameter < 0 ? Tensor() : tape.parameter(parameter); }
@@ -50,23 +52,32 @@ Tensor call(Tape& tape, int module, Tensor x, Body body) {
   return out;
 }
 
+enum class LinearKind : std::uint8_t {
+  linear,
+  conv1d,  // GPT-2's: the weight is [in, out]
+};
+
 class Linear {
  public:
   Linear() = default;
-  /// `adapted`: LoRA wraps it when the options ask for adapters.
-  Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias, bool adapted = true);
+  /// A linear of a block: peft wraps it when the options ask for adapters.
+  Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias,
+         LinearKind kind = LinearKind::linear);
   Tensor operator()(Tensor x) const;
   int weight() const { return weight_; }
   int module() const { return module_; }
 
  private:
-  friend class AdaptedLinear;
+  Tensor base(Tensor x) const;
+  Tensor adapted(Tensor x) const;
+  /// peft's lora.Linear around the layer: y = base(x) + B(A(x)) scale.
+  struct Adapter {
+    int module = -1, dropout = -1, down = -1, up = -1, down_weight = -1, up_weight = -1;
+  };
   const Context* context_ = nullptr;
+  LinearKind kind_ = LinearKind::linear;
   int module_ = -1;
   int weight_ = -1, bias_ = -1;
-  struct Adapter {
-    int base = -1, dropout = -1, down = -1, up = -1, down_weight = -1, up_weight = -1;
-  };
   Adapter adapter_;
 };
 
@@ -76,12 +87,17 @@ class Embedding {
   Embedding(Context& context, const std::string& name, std::int64_t rows, std::int64_t width,
             std::string_view type = "Embedding");
   Tensor operator()(const Tensor& ids) const;
+  /// The rows alone, without the module's hooks.
+  Tensor look_up(const Tensor& ids) const { return embedding(context_->value(weight_), ids); }
+  /// The model's input embedding: with adapters and checkpointing its output is made to require a gradient.
+  Embedding as_input() &&;
   int weight() const { return weight_; }
   int module() const { return module_; }
 
  private:
   const Context* context_ = nullptr;
   int module_ = -1, weight_ = -1;
+  bool requires_grad_ = false;
 };
 
 /// How a family computes its norm.

@@ -77,7 +77,7 @@ Tensor layer_norm(Tensor x, Tensor weight, Tensor bias) {
     tape.save(*node, deviation);
   }
   tape.attach(out, node);
-  drop(deviation, center);
+  drop(center, deviation);
   drop(x, weight, bias);
   return out;
 }

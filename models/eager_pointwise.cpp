@@ -154,7 +154,7 @@ Tensor to(Tensor x, Element type) {
   if (x.type() == type) return x;
   const Ref<Node> node = x.tape().make_node(backward_to, {&x});
   if (node) node->type = x.type();
-  Tensor out = x.tape().allocate(x.sizes(), x.is_dense() ? x.strides() : contiguous_strides(x.sizes()), type);
+  Tensor out = x.tape().allocate(x.sizes(), preserved_strides(x), type);
   x.tape().pointwise_kernel(x.bytes() + out.bytes());
   return finish(x, std::move(out), node);
 }

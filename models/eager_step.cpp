@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "models/eager_decoder.h"
+#include "models/eager_gpt.h"
 #include "models/error.h"
 #include "models/families.h"
 
@@ -46,6 +47,9 @@ void check_options(const ModelSpec& model, const EagerOptions& options) {
 std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   const std::string& family = context.model.family;
   if (const eager::DecoderStyle* style = eager::find_decoder_style(family)) return make_decoder(context, *style);
+  if (family == "gpt2") return make_gpt2(context);
+  if (family == "gpt_neox") return make_gpt_neox(context);
+  if (family == "opt") return make_opt(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
 
@@ -62,13 +66,21 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
   {
     eager::Tape tape(step);
     eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1};
+    const bool adapts = options.lora_rank > 0;
+    if (adapts) {  // peft's two wrappers
+      context.module("", "PeftModelForCausalLM");
+      context.module("base_model", "LoraModel");
+      context.prefix = "base_model.model";
+    }
     const std::unique_ptr<eager::EagerModel> root = make_model(context);
     const eager::Dims shape = {options.tokens.batch, options.tokens.seq_len};
     eager::Tensor logits;
     eager::Tensor loss;
     {
       const eager::Tensor ids = tape.external(shape, eager::Element::i64);
+      for (int wrapper = 0; adapts && wrapper < 2; ++wrapper) tape.forward_pre(wrapper);
       loss = root->forward(ids, ids, logits);
+      for (int wrapper = 1; adapts && wrapper >= 0; --wrapper) tape.forward_post(wrapper, {&loss, &logits});
     }
     if (!options.keeps_output) logits.drop();
     tape.forward_end();

@@ -146,6 +146,11 @@ Edge Tape::edge_to(const Tensor& tensor) {
     accumulator->sequence = ~std::uint64_t{0};
     accumulator->parameter = impl.parameter;
     accumulator->dims = impl.strides;
+    if (impl.parameter < 0) {  // it keeps its variable
+      Saved variable;
+      variable.tensor = alias(tensor, impl.sizes, impl.strides);
+      accumulator->saved.push_back(std::move(variable));
+    }
   }
   edge.node = accumulator;
   return edge;

@@ -167,6 +167,11 @@ Dims pointwise_strides(const Dims& sizes, std::span<const Tensor* const> inputs)
   return strides;
 }
 
+Dims preserved_strides(const Tensor& tensor) {
+  const Tensor* inputs[] = {&tensor};
+  return tensor.is_dense() ? tensor.strides() : pointwise_strides(tensor.sizes(), inputs);
+}
+
 // computeStride of aten/src/ATen/TensorUtils.cpp: chunks of dimensions that lie in one run of memory.
 bool view_strides(const Tensor& tensor, const Dims& sizes, Dims& strides) {
   strides = sizes;

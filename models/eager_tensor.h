@@ -146,7 +146,9 @@ Dims contiguous_strides(const Dims& sizes);
 Dims broadcast(const Dims& a, const Dims& b);
 /// Strides of a pointwise op's output: TensorIterator::reorder_dimensions (aten/src/ATen/TensorIterator.cpp).
 Dims pointwise_strides(const Dims& sizes, std::span<const Tensor* const> inputs);
-/// Strides with which `sizes` is a view of the tensor; size() of the result is -1 dims: no such view.
+/// Strides of empty_like and of copies: the tensor's own where it is dense, else its order of dimensions without gaps.
+Dims preserved_strides(const Tensor& tensor);
+/// Strides with which `sizes` is a view of the tensor; false: there is no such view.
 bool view_strides(const Tensor& tensor, const Dims& sizes, Dims& strides);
 
 }  // namespace zeroplan::eager

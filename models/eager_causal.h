@@ -1,0 +1,68 @@
+#pragma once
+// What causal language models share: the head, the loss, and the loop over blocks with or without checkpointing.
+
+#include <utility>
+#include <vector>
+
+#include "models/eager_attention.h"
+
+namespace zeroplan::eager {
+
+/// lm_head; its matrix may be the embedding's.
+class Head {
+ public:
+  Head() = default;
+  /// `tied`: a parameter to share, or -1 for one of its own.
+  Head(Context& context, int tied, bool bias);
+  Tensor operator()(Tensor x) const;
+
+ private:
+  const Context* context_ = nullptr;
+  int module_ = -1, weight_ = -1, bias_ = -1;
+};
+
+/// Root of a causal model: base model, head, shifted cross-entropy.
+class CausalModel : public EagerModel {
+ public:
+  Tensor forward(const Tensor& ids, const Tensor& labels, Tensor& logits) override;
+
+ protected:
+  CausalModel(Context& context, const std::string& type);
+  /// The base model's output [b, s, hidden].
+  virtual Tensor base(const Tensor& ids) = 0;
+  /// What a family does to the head's output.
+  virtual Tensor finish_logits(Tensor logits) const { return logits; }
+
+  const Context* context_ = nullptr;
+  Head head_;
+
+ private:
+  int root_ = -1;
+};
+
+/// Calls each layer on its output before; `arguments(i)` are the other tensors of call i, keyword arguments in the
+/// order in which the caller's dictionary holds them. A layer is called with one list: hidden, then these.
+template <class Layer, class Arguments>
+Tensor run_layers(const Context& context, const std::vector<Layer>& layers, Tensor hidden, std::size_t positional,
+                  Arguments arguments) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const Layer& layer = layers[i];
+    Tensors inputs = arguments(i);
+    inputs.insert(inputs.begin(), hidden);
+    Tensors outputs;
+    if (context.options.checkpointing) {
+      outputs = context.tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs),
+                                        positional, context.options.reentrant);
+    } else {
+      outputs = layer(inputs);
+      inputs.clear();
+    }
+    hidden = std::move(outputs[0]);
+  }
+  return hidden;
+}
+
+/// The mask of full causal attention for the attention function in use.
+Tensor plain_mask(const Context& context);
+
+}  // namespace zeroplan::eager
