@@ -1,0 +1,24 @@
+#pragma once
+// The answer of `check` for people, as JSON, and the table of rules for docs/check.md.
+
+#include <string>
+
+#include "planner/lint.h"
+#include "planner/report.h"
+
+namespace zeroplan {
+
+/// One finding a paragraph (file:line, rule, key, consequence, fix), then a summary. `fixable` findings are told apart.
+std::string report_check(const CheckInput& input, const CheckAnswer& answer, const ReportStyle& style);
+
+/// The finding on one line: "file:12: error: key: message".
+std::string finding_line(const ConfigText& file, const Finding& finding);
+
+/// {"file", "findings": [{"key", "line", "severity", "rule", "message", "fix", "fixable"}], "counts", "skipped",
+/// "unchecked_sections", "truncated"}. A finding without anything to do has no "fix".
+std::string check_json(const CheckInput& input, const CheckAnswer& answer);
+
+/// Markdown: the rules, grouped as in the table.
+std::string rules_markdown();
+
+}  // namespace zeroplan
