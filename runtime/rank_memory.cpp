@@ -83,6 +83,8 @@ void RankMemory::make_arenas(int rank, const MemoryOptions& options) {
     if (size == 0) continue;
     ArenaOptions arena_options;
     arena_options.name = fmt::format("rank {}, {}", rank, to_string(memory));
+    // Direct transfers want memory at the disk's own alignment; copies through other memory are slower.
+    if (memory == Memory::pinned && planned(Memory::nvme) > 0) arena_options.alignment = kDiskAlignment;
     arena(memory) = ArenaMemory(Bytes(static_cast<double>(size)), arena_options);
     if (memory == Memory::pinned && options.pin) {
       arena(memory).pin();

@@ -82,7 +82,7 @@ class Trainer {
     }
     end_measurement();
     if (!options_.export_to.empty()) export_weights();
-    result_.notes.insert(result_.notes.end(), executor_.notes().begin(), executor_.notes().end());
+    for (std::string& note : executor_.notes()) result_.notes.push_back(std::move(note));
     result_.assumptions = executor_.assumptions();
     return std::move(result_);
   }
