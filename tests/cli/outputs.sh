@@ -39,7 +39,7 @@ for command in plan simulate whatif models machines; do
   expect "$command --help has an example" out_has 'Example:'
 done
 run --help
-for later in run validate report; do
+for later in report; do
   expect "--help does not promise $later" bash -c "! grep -qE '^ +$later ' out"
 done
 
