@@ -10,6 +10,7 @@
 #include "models/lower.h"
 #include "planner/report.h"
 #include "planner/report_json.h"
+#include "planner/transients.h"
 #include "sim/chrome_trace.h"
 
 namespace zeroplan {
@@ -56,12 +57,15 @@ Outcome simulated(const Flags& flags, const PlanFile& file) {
   const Simulation simulation = predictor.simulate(file.plan, options);
   const Seconds estimated = prediction.step;
   use_simulation(prediction, simulation, file.machine);
+  const std::vector<TransientUse> transients = transient_uses(file, prediction);
   if (traced) write_trace(flags, file, simulation, lower(file.model, file.plan, Folding::none));
   if (flags.json)
-    return {simulation_json(file, prediction, simulation, estimated, predictor.assumptions(file.plan)),
+    return {simulation_json(file, prediction, simulation, estimated, transients, predictor.assumptions(file.plan)),
             {},
             exit_code_of(prediction)};
-  return {report_simulation(file, prediction, simulation, estimated, stdout_style()), {}, exit_code_of(prediction)};
+  const std::string report = report_simulation(file, prediction, simulation, estimated, stdout_style()) + "\n" +
+                             report_transients(transients, stdout_style());
+  return {report, {}, exit_code_of(prediction)};
 }
 
 Outcome estimated(const Flags& flags, const PlanFile& file) {

@@ -3,6 +3,7 @@
 // data-parallel group runs the same schedule (SPMD) and flat-range shards are equal.
 
 #include <memory>
+#include <string_view>
 
 #include "models/model_spec.h"
 #include "models/plan.h"
@@ -45,5 +46,24 @@ class Lowering {
 
 /// As Lowering(model).zeroplan(plan, folding). Throws InputError for an engine that has no lowering yet.
 Schedule lower(const ModelSpec& model, const Plan& plan, Folding folding);
+
+/// What a rank does before and after steps, block by block through staging buffers of host memory.
+enum class Transient : std::uint8_t {
+  initialise,      // states made by the host and put into place
+  resume,          // read from a checkpoint's files
+  checkpoint,      // written to files, each element by one rank
+  export_weights,  // whole 16-bit weights gathered block by block; the first rank writes them
+};
+inline constexpr Transient kTransients[] = {Transient::initialise, Transient::resume, Transient::checkpoint,
+                                            Transient::export_weights};
+std::string_view to_string(Transient what);
+
+/// Such a transient as a flat schedule of its own (zeroplan_transients.cpp); the step's resident buffers are declared in
+/// it too. Files are read and written as NVMe is, but take no room there. Throws as lower() does.
+Schedule lower_transient(const ModelSpec& model, const Plan& plan, Transient what, int ranks_per_node);
+
+/// Host memory of a rank that the greediest transient needs beside the resident buffers of `step`, the plan's schedule
+/// in any folding.
+Bytes transient_staging(const ModelSpec& model, const Plan& plan, const Schedule& step);
 
 }  // namespace zeroplan

@@ -55,6 +55,7 @@ OpKind kind_of(const Compute& c, const ModelSpec& model) {
     case kNormSum:
       return OpKind::gradient_norm;
     case kZero:
+    case kHostPass:
       return OpKind::clear;
     default:
       throw std::logic_error("op_kind: unknown op code");

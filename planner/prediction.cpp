@@ -220,7 +220,9 @@ TierMemory gpu_memory(const MemoryPeak& peak, Bytes arena, const DeviceOverhead&
   return tier;
 }
 
-std::optional<TierMemory> node_memory(std::initializer_list<const MemoryPeak*> peaks, int ranks, Bytes capacity) {
+/// `beside`: what a rank needs beside its peak. A tier that holds nothing else is only told of when that does not fit.
+std::optional<TierMemory> node_memory(std::initializer_list<const MemoryPeak*> peaks, int ranks, Bytes capacity,
+                                      Bytes beside = {}) {
   TierMemory tier;
   tier.capacity = capacity;
   for (int o = 0; o < kNumOwners; ++o) {
@@ -229,8 +231,20 @@ std::optional<TierMemory> node_memory(std::initializer_list<const MemoryPeak*> p
       bytes += static_cast<double>(ranks) * peak->owners[static_cast<std::size_t>(o)];
     put(tier, to_string(static_cast<Owner>(o)), bytes);
   }
-  if (tier.peak == Bytes()) return std::nullopt;
+  const Bytes all_beside = static_cast<double>(ranks) * beside;
+  if (tier.peak == Bytes() && all_beside <= capacity) return std::nullopt;
+  put(tier, "load_and_save", all_beside);
   return tier;
+}
+
+/// Host memory that loading or saving needs beyond the step's peak.
+Bytes load_and_save(const MemoryTimeline& memory, Bytes staging) {
+  Bytes residents, step;
+  for (const Memory m : {Memory::dram, Memory::pinned}) {
+    residents += memory.peak(m).resident;
+    step += memory.peak(m).bytes;
+  }
+  return std::max(Bytes(), residents + staging - step);
 }
 
 }  // namespace
@@ -272,7 +286,8 @@ Prediction Predictor::predict(const Plan& plan, Detail detail) {
   }
   p.gpu = gpu_memory(live, arena, s.overhead(plan), s.machine.gpu.memory);
   p.gpu.at_op = where;
-  p.host = node_memory({&memory.peak(Memory::dram), &memory.peak(Memory::pinned)}, node, s.machine.usable_dram());
+  p.host = node_memory({&memory.peak(Memory::dram), &memory.peak(Memory::pinned)}, node, s.machine.usable_dram(),
+                       load_and_save(memory, transient_staging(s.model, plan, schedule)));
   if (p.host) p.host->pinned = static_cast<double>(node) * memory.peak(Memory::pinned).bytes;
   p.nvme = node_memory({&memory.peak(Memory::nvme)}, node, s.machine.nvme.capacity);
   p.limited_by = limit_text(p, s.machine);
@@ -336,6 +351,8 @@ Seconds Predictor::step_with(const Plan& plan, ResourceRole role, double factor)
   return estimate.step;
 }
 
+Seconds Predictor::handoff(const Plan& plan, const Work& work) { return state_->cost(plan).handoff(work); }
+
 std::vector<Assumption> Predictor::assumptions(const Plan& plan) const {
   std::vector<Assumption> all = state_->cost(plan).assumptions();
   const DeviceOverhead o = state_->overhead(plan);
@@ -351,8 +368,6 @@ std::array<Bytes, kNumMemories> Predictor::resident_states(const Plan& plan) con
   std::array<Bytes, kNumMemories> bytes{};
   const auto add = [&](Tier tier, Bytes b) {
     bytes[static_cast<std::size_t>(tier == Tier::hbm    ? Memory::hbm
-Seconds Predictor::handoff(const Plan& plan, const Work& work) { return state_->cost(plan).handoff(work); }
-
                                    : tier == Tier::host ? Memory::dram
                                                         : Memory::nvme)] += b;
   };

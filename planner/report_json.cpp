@@ -213,7 +213,8 @@ std::string step_json(const PlanFile& file, const Prediction& prediction, const 
 }
 
 std::string simulation_json(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
-                            Seconds estimated, const std::vector<Assumption>& assumptions) {
+                            Seconds estimated, const std::vector<TransientUse>& transients,
+                            const std::vector<Assumption>& assumptions) {
   Json json;
   json["model"] = model_json(file.model);
   json["machine"] = machine_json(file.machine);
@@ -238,6 +239,15 @@ std::string simulation_json(const PlanFile& file, const Prediction& prediction, 
   json["resources"] = Json::array();
   for (const ResourceUse& use : simulation.resources) {
     if (use.utilisation > 0) json["resources"].push_back({{"name", use.name}, {"utilisation", use.utilisation}});
+  }
+  json["load_and_save"] = Json::array();
+  for (const TransientUse& use : transients) {
+    Json row{{"what", to_string(use.what)},
+             {"gpu_peak_bytes", whole(use.gpu)},
+             {"host_peak_bytes", whole(use.host)},
+             {"nvme_peak_bytes", whole(use.nvme)}};
+    if (use.time) row["seconds"] = use.time->base();
+    json["load_and_save"].push_back(std::move(row));
   }
   json["assumptions"] = assumptions_json(assumptions);
   return dump(json);

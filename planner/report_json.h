@@ -6,6 +6,7 @@
 
 #include "planner/search.h"
 #include "planner/step_table.h"
+#include "planner/transients.h"
 #include "planner/whatif.h"
 
 namespace zeroplan {
@@ -22,8 +23,9 @@ std::string step_json(const PlanFile& file, const Prediction& prediction, const 
                       const std::vector<Assumption>& assumptions);
 
 /// `simulate --json`: prediction, ranks, simulated_ranks, ops (timed, of one rank), events, limited_by, streams,
-/// resources.
+/// resources, load_and_save.
 std::string simulation_json(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
-                            Seconds estimated, const std::vector<Assumption>& assumptions);
+                            Seconds estimated, const std::vector<TransientUse>& transients,
+                            const std::vector<Assumption>& assumptions);
 
 }  // namespace zeroplan

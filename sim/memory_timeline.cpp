@@ -5,8 +5,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr auto kHbm = Memory::hbm;
-
 /// Bytes relative to the start of a range of ops.
 struct Profile {
   std::array<double, kNumOwners> net{};
@@ -18,7 +16,7 @@ struct Profile {
 
 class Scanner {
  public:
-  explicit Scanner(const Schedule& schedule) : schedule_(schedule) {
+  Scanner(const Schedule& schedule, Memory memory) : schedule_(schedule), memory_(memory) {
     for (std::size_t w = 0; w < schedule.works().size(); ++w) {
       const Work& work = schedule.works()[w];
       sign_.push_back(std::holds_alternative<Alloc>(work) ? 1 : std::holds_alternative<Free>(work) ? -1 : 0);
@@ -48,7 +46,7 @@ class Scanner {
     if (sign == 0) return;
     for (const Operand& operand : schedule_.operands(op)) {
       const Buffer& buffer = schedule_.buffer(operand.buffer);
-      if (buffer.memory != kHbm) continue;
+      if (buffer.memory != memory_) continue;
       p.net[static_cast<std::size_t>(buffer.owner)] += sign * buffer.size.base();
       p.total += sign * buffer.size.base();
     }
@@ -72,25 +70,34 @@ class Scanner {
   }
 
   const Schedule& schedule_;
+  Memory memory_;
   std::vector<int> sign_;
 };
 
 }  // namespace
 
 MemoryTimeline::MemoryTimeline(const Schedule& schedule) {
+  std::array<bool, kNumMemories> comes_and_goes{};
   for (const Buffer& buffer : schedule.buffers()) {
-    if (buffer.lifetime != Lifetime::resident) continue;
+    if (buffer.lifetime != Lifetime::resident) {
+      comes_and_goes[static_cast<std::size_t>(buffer.memory)] = true;
+      continue;
+    }
     MemoryPeak& peak = peaks_[static_cast<std::size_t>(buffer.memory)];
     peak.resident += buffer.size;
     peak.owners[static_cast<std::size_t>(buffer.owner)] += buffer.size;
   }
   for (MemoryPeak& peak : peaks_) peak.bytes = peak.resident;
-  std::size_t next_repeat = 0;
-  const Profile p = Scanner(schedule).scan(0, static_cast<std::uint32_t>(schedule.ops().size()), next_repeat);
-  MemoryPeak& hbm = peaks_[static_cast<std::size_t>(kHbm)];
-  hbm.bytes += Bytes(p.peak);
-  hbm.at_op = p.at_op;
-  for (std::size_t o = 0; o < kNumOwners; ++o) hbm.owners[o] += Bytes(p.at_peak[o]);
+  for (const Memory memory : {Memory::hbm, Memory::pinned, Memory::dram, Memory::nvme}) {
+    if (!comes_and_goes[static_cast<std::size_t>(memory)]) continue;
+    std::size_t next_repeat = 0;
+    const Profile p =
+        Scanner(schedule, memory).scan(0, static_cast<std::uint32_t>(schedule.ops().size()), next_repeat);
+    MemoryPeak& peak = peaks_[static_cast<std::size_t>(memory)];
+    peak.bytes += Bytes(p.peak);
+    peak.at_op = p.at_op;
+    for (std::size_t o = 0; o < kNumOwners; ++o) peak.owners[o] += Bytes(p.at_peak[o]);
+  }
 }
 
 std::vector<BufferId> live_after(const Schedule& schedule, std::uint32_t at_op, Memory memory) {
