@@ -80,35 +80,17 @@ std::optional<double> relative_error(Seconds predicted, Seconds measured) {
   return (predicted - measured) / measured;
 }
 
-CriticalPath critical_path(const Schedule& flat, const Trace& trace, Seconds step) {
-  constexpr std::uint32_t kNone = OpRef::kNone;
-  const auto ops = flat.ops();
-  std::vector<std::uint32_t> before(ops.size(), kNone);  // on the same stream
-  std::array<std::uint32_t, kNumStreams> last;
-  last.fill(kNone);
-  std::uint32_t at = kNone;
-  for (std::uint32_t i = 0; i < ops.size(); ++i) {
-    auto& on_stream = last[static_cast<std::size_t>(ops[i].stream)];
-    before[i] = on_stream;
-    on_stream = i;
-    if (at == kNone || trace.ops[i].end >= trace.ops[at].end) at = i;
+Coverage coverage(const Trace& trace, Seconds step) {
+  std::vector<Span> spans = trace.ops;
+  std::ranges::sort(spans, [](const Span& a, const Span& b) { return a.start < b.start; });
+  Seconds covered, until;
+  for (const Span& span : spans) {
+    const Seconds from = std::max(span.start, until);
+    if (span.end <= from) continue;
+    covered += span.end - from;
+    until = span.end;
   }
-  CriticalPath path;
-  Seconds until = at == kNone ? Seconds() : trace.ops[at].end;
-  path.unattributed = step - until;
-  while (at != kNone) {
-    std::uint32_t from = before[at];
-    for (const OpRef ref : flat.after(ops[at])) {
-      if (from == kNone || trace.ops[ref.index()].end > trace.ops[from].end) from = ref.index();
-    }
-    const Seconds ready = from == kNone ? Seconds() : std::min(trace.ops[from].end, until);
-    const Seconds start = std::clamp(trace.ops[at].start, ready, until);
-    path.covered += until - start;
-    path.unattributed += start - ready;
-    until = ready;
-    at = from;
-  }
-  return path;
+  return {covered, step - covered};
 }
 
 Comparison compare(const Schedule& flat, const ModelSpec& model, std::string_view plan, int ranks,
@@ -142,9 +124,8 @@ Comparison compare(const Schedule& flat, const ModelSpec& model, std::string_vie
     if (kind != OpKind::bookkeeping) result.ops.push_back({i, kind, op.phase, expected, m.seconds});
   }
   for (auto& [key, row] : rows) result.rows.push_back(row);
-  result.predicted_path = critical_path(flat, predicted.trace, predicted.step);
-  result.shown_step = measured.step_seconds[static_cast<std::size_t>(measured.median_step)];
-  result.measured_path = critical_path(flat, shown, result.shown_step);
+  result.predicted_coverage = coverage(predicted.trace, predicted.step);
+  result.measured_coverage = coverage(shown, measured.step_seconds[static_cast<std::size_t>(measured.median_step)]);
   result.median_kind_error = median_error(result.ops);
   return result;
 }

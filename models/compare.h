@@ -40,21 +40,19 @@ struct ComparedRow {
   std::int64_t count = 0;
   Seconds predicted, measured;  // summed
 };
-/// What lies on the critical path of one trace: the path from the op that ends last back over the predecessor (edge or
-/// stream) that ended last.
-struct CriticalPath {
-  Seconds covered;       // ops on the path were running, from the end of the one before
-  Seconds unattributed;  // nothing on the path ran: start-up of ops, wake-ups, and what comes before and after them
+/// How much of a step the ops of rank 0 account for.
+struct Coverage {
+  Seconds covered;       // some op ran, on any stream; a collective's wait for peers counts
+  Seconds unattributed;  // none did: threads that wake up or wait for a core, and what comes before and after the ops
 };
 
 struct Comparison {
-  Seconds predicted_step, measured_step;  // measured: the median of the steps after the warm-up
-  std::vector<ComparedTier> memory;       // GPU, host, NVMe
-  std::vector<ComparedOp> ops;            // in schedule order
-  std::vector<ComparedRow> rows;          // by phase, then kind; bookkeeping included
-  Seconds predicted_wait, measured_wait;  // collectives of rank 0 waiting for peers, summed
-  CriticalPath predicted_path, measured_path;
-  Seconds shown_step;  // the measured step that the path is of
+  Seconds predicted_step, measured_step;           // measured: the median of the steps after the warm-up
+  std::vector<ComparedTier> memory;                // GPU, host, NVMe
+  std::vector<ComparedOp> ops;                     // in schedule order
+  std::vector<ComparedRow> rows;                   // by phase, then kind; bookkeeping included
+  Seconds predicted_wait, measured_wait;           // collectives of rank 0 waiting for peers, summed
+  Coverage predicted_coverage, measured_coverage;  // measured: of the step that the file shows op by op
   /// Median over the kinds (bookkeeping apart) of |predicted - measured| / measured; nothing when no kind took time.
   std::optional<double> median_kind_error;
 
@@ -69,7 +67,7 @@ std::optional<double> relative_error(Seconds predicted, Seconds measured);
 Comparison compare(const Schedule& flat, const ModelSpec& model, std::string_view plan, int ranks,
                    const PredictedStep& predicted, const Measured& measured, const std::string& measured_name);
 
-/// The path through one trace of a flat schedule, in a step that took `step`.
-CriticalPath critical_path(const Schedule& flat, const Trace& trace, Seconds step);
+/// Of one trace, in a step that took `step`.
+Coverage coverage(const Trace& trace, Seconds step);
 
 }  // namespace zeroplan

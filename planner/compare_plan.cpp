@@ -99,10 +99,10 @@ std::string step_text(const Measured& m, const Comparison& c, const ReportStyle&
                      fmt::format(": predicted {}, measured {} (median of steps {} to {}), error {}\n",
                                  format_seconds(c.predicted_step), format_seconds(c.measured_step), m.warmup_steps + 1,
                                  m.steps, error_text(c.predicted_step, c.measured_step));
-  text +=
-      fmt::format("  critical path of step {}: {} in ops, {} unattributed (predicted: {} and {})\n", m.median_step + 1,
-                  format_seconds(c.measured_path.covered), format_seconds(c.measured_path.unattributed),
-                  format_seconds(c.predicted_path.covered), format_seconds(c.predicted_path.unattributed));
+  const Coverage &measured = c.measured_coverage, &predicted = c.predicted_coverage;
+  text += fmt::format("  of step {}, {} are in ops and {} unattributed: nothing of rank 0 ran (predicted: {} and {})\n",
+                      m.median_step + 1, format_seconds(measured.covered), format_seconds(measured.unattributed),
+                      format_seconds(predicted.covered), format_seconds(predicted.unattributed));
   return text;
 }
 
@@ -213,8 +213,8 @@ std::string comparison_json(const PlanFile& file, const Measured& m, const PlanC
   json["measured_step_seconds"] = c.measured_step.base();
   if (const auto error = relative_error(c.predicted_step, c.measured_step)) json["step_error"] = *error;
   if (c.median_kind_error) json["median_kind_error"] = *c.median_kind_error;
-  json["unattributed_seconds"] = c.measured_path.unattributed.base();
-  json["predicted_unattributed_seconds"] = c.predicted_path.unattributed.base();
+  json["unattributed_seconds"] = c.measured_coverage.unattributed.base();
+  json["predicted_unattributed_seconds"] = c.predicted_coverage.unattributed.base();
   json["wait_seconds"] = c.measured_wait.base();
   json["predicted_wait_seconds"] = c.predicted_wait.base();
   json["rows"] = rows_json(c.rows);

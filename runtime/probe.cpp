@@ -69,10 +69,10 @@ HostKernels measured_host(int cores, int rounds) {
     for (HostKernelTime& time : kernel_times(type, host, rounds)) host.kernels.push_back(std::move(time));
   }
   host.pool_wake = pool_wake();
-  host.stream_wake = stream_wake();
+  host.stream_wake = stream_wake(cores);
   host.memory = memory_rates(cores);
   host.speedups = speedups(cores);
-  host.collectives = collective_times();
+  host.collectives = collective_times(cores);
   return host;
 }
 

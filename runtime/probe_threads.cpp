@@ -1,13 +1,14 @@
 #include "runtime/probe_threads.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <barrier>
 #include <chrono>
-#include <limits>
 #include <numeric>
 #include <span>
+#include <stop_token>
 #include <thread>
 
 #include "runtime/kernels/kernels.h"
@@ -33,6 +34,26 @@ double lower_quartile(std::vector<double> values) {
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }
+
+/// Keeps every core awake while it lives, without taking time from anybody: in a step other ranks compute, and a core
+/// that sleeps takes far longer to wake up than a thread.
+class AwakeCores {
+ public:
+  explicit AwakeCores(int cores) {
+    for (int core = 0; core < cores; ++core) {
+      threads_.emplace_back([](const std::stop_token& stop) {
+        const sched_param lowest{};
+        // Refused: the cores sleep, and what is measured is on the safe side.
+        (void)sched_setscheduler(0, SCHED_IDLE, &lowest);
+        while (!stop.stop_requested()) {
+        }
+      });
+    }
+  }
+
+ private:
+  std::vector<std::jthread> threads_;
+};
 
 /// Long enough for a waiting thread to fall asleep.
 constexpr double kUntilAsleep = 100e-6;
@@ -66,7 +87,8 @@ Seconds pool_wake() {
   return Seconds(lower_quartile(std::move(waits)));
 }
 
-Seconds stream_wake() {
+Seconds stream_wake(int cores) {
+  const AwakeCores awake(cores);
   std::atomic<std::int64_t> progress = 0;
   std::atomic<std::int64_t> seen = 0;
   Clock::time_point told;
@@ -89,56 +111,72 @@ Seconds stream_wake() {
   return Seconds(lower_quartile(std::move(waits)));
 }
 
+namespace {
+
+/// Seconds of each run(thread, i) for i in [0, runs), begun by all threads together, until the last is through. Threads
+/// spin while they wait: sleeping and waking are measured apart.
+template <class Run>
+std::vector<double> together(int threads, std::size_t runs, Run run) {
+  std::vector<double> seconds(runs);
+  std::atomic<std::int64_t> arrived = 0;
+  const auto meet = [&](std::int64_t meeting) {
+    arrived.fetch_add(1);
+    while (arrived.load() < meeting * threads) {
+    }
+  };
+  const auto work = [&](int thread) {
+    for (std::size_t i = 0; i < runs; ++i) {
+      meet(static_cast<std::int64_t>(2 * i) + 1);
+      const Clock::time_point begin = Clock::now();
+      run(thread, i);
+      meet(static_cast<std::int64_t>(2 * i) + 2);
+      if (thread == 0) seconds[i] = seconds_between(begin, Clock::now());
+    }
+  };
+  std::vector<std::jthread> helpers;
+  for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(work, thread);
+  work(0);
+  return seconds;
+}
+
+constexpr std::size_t kRuns = 160;
+
+}  // namespace
+
+// Each thread goes through an array larger than caches, a piece at a time: a piece is short enough to be undisturbed
+// once in a while.
 std::vector<HostMemoryRate> memory_rates(int cores) {
-  // Each thread goes through an array larger than caches, a piece at a time: a piece is short enough to be undisturbed
-  // once in a while.
   constexpr std::size_t kPiece = std::size_t{4} << 20 >> 2, kPieces = 16;  // fp32 elements
-  constexpr std::size_t kRuns = 4 * kPieces;
   std::vector<std::vector<float>> arrays(static_cast<std::size_t>(cores), std::vector<float>(kPieces * kPiece, 1.0f));
   std::vector<HostMemoryRate> rates;
   for (const int threads : probed_threads(cores)) {
-    std::vector<double> runs(kRuns);
-    std::barrier meet(threads);
-    const auto work = [&](int thread) {
-      for (std::size_t run = 0; run < kRuns; ++run) {
-        const auto piece = std::span(arrays[static_cast<std::size_t>(thread)]).subspan(run % kPieces * kPiece, kPiece);
-        meet.arrive_and_wait();
-        const Clock::time_point begin = Clock::now();
-        for (float& x : piece) x = x * 0.5f + 1.0f;
-        meet.arrive_and_wait();
-        if (thread == 0) runs[run] = seconds_between(begin, Clock::now());
-      }
-    };
-    {
-      std::vector<std::jthread> helpers;
-      for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(work, thread);
-      work(0);
-    }
+    const auto seconds = together(threads, kRuns, [&](int thread, std::size_t i) {
+      const auto piece = std::span(arrays[static_cast<std::size_t>(thread)]).subspan(i % kPieces * kPiece, kPiece);
+      for (float& x : piece) x = x * 0.5f + 1.0f;
+    });
     const double bytes = 2.0 * static_cast<double>(threads) * static_cast<double>(kPiece * sizeof(float));
-    rates.push_back({threads, BytesPerSecond(bytes / lower_quartile(std::move(runs)))});
+    rates.push_back({threads, BytesPerSecond(bytes / *std::ranges::min_element(seconds))});
   }
   return rates;
 }
 
+// A product for each thread: what cores take from each other, not what a pool costs.
 std::vector<HostSpeedup> speedups(int cores) {
-  constexpr std::int64_t kTokens = 512, kWidth = 512;
-  constexpr int kRuns = 60;
+  constexpr std::int64_t kTokens = 192, kWidth = 256;
   const auto values = [](std::int64_t count) { return std::vector<float>(static_cast<std::size_t>(count), 0.5f); };
   const std::vector<float> x = values(kTokens * kWidth), w = values(kWidth * kWidth);
-  std::vector<float> y = values(kTokens * kWidth);
   const std::array<LinearPart<float>, 1> parts{{{w, {}}}};
+  std::vector<std::vector<float>> y(static_cast<std::size_t>(cores), values(kTokens * kWidth));
   std::vector<HostSpeedup> result;
   double alone = 0;
   for (const int threads : probed_threads(cores)) {
-    ThreadPool pool(threads);
-    double least = std::numeric_limits<double>::max();
-    for (int run = 0; run < kRuns; ++run) {
-      const Clock::time_point begin = Clock::now();
-      linear_forward<float>(x, parts, kWidth, y, pool);
-      least = std::min(least, seconds_between(begin, Clock::now()));
-    }
-    if (threads == 1) alone = least;
-    result.push_back({threads, std::clamp(alone / least, 1.0, static_cast<double>(threads))});
+    const std::vector<double> runs = together(threads, kRuns, [&](int thread, std::size_t) {
+      ThreadPool pool(1);
+      linear_forward<float>(x, parts, kWidth, y[static_cast<std::size_t>(thread)], pool);
+    });
+    const double seconds = *std::ranges::min_element(runs);
+    if (threads == 1) alone = seconds;
+    result.push_back({threads, std::clamp(threads * alone / seconds, 1.0, static_cast<double>(threads))});
   }
   return result;
 }
@@ -206,7 +244,8 @@ void run_rank(World& world, std::vector<std::vector<double>>& times) {
 
 }  // namespace
 
-std::vector<HostCollectiveTime> collective_times() {
+std::vector<HostCollectiveTime> collective_times(int cores) {
+  const AwakeCores awake(cores);
   std::vector<HostCollectiveTime> result;
   for (const int ranks : {2, 4, 8}) {
     std::vector<std::vector<double>> times(std::size(kCases) * std::size(kMessages));

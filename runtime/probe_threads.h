@@ -1,6 +1,6 @@
 #pragma once
 // What `zeroplan probe` measures with several threads, in wall time. Other programs may hold the cores for a while, so
-// each figure is the lower quartile of many short runs; a speedup, which needs all cores at once, is of the best ones.
+// each figure is the lower quartile of many short runs; of what needs all cores at once, the best.
 
 #include <vector>
 
@@ -14,12 +14,12 @@ std::vector<int> probed_threads(int cores);
 /// Until a sleeping thread of a ThreadPool runs its first range.
 Seconds pool_wake();
 /// Until a sleeping thread sees that another has finished an op, as runtime/stream_threads.cpp tells it.
-Seconds stream_wake();
+Seconds stream_wake(int cores);
 /// Read-modify-write of an array of 64 MiB a thread.
 std::vector<HostMemoryRate> memory_rates(int cores);
-/// Of a matrix product in a ThreadPool.
+/// Of products of matrices, one in each thread.
 std::vector<HostSpeedup> speedups(int cores);
 /// Collectives of 2, 4 and 8 ranks of a ThreadCommunicator.
-std::vector<HostCollectiveTime> collective_times();
+std::vector<HostCollectiveTime> collective_times(int cores);
 
 }  // namespace zeroplan

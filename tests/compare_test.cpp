@@ -2,6 +2,7 @@
 
 #include "planner/compare_plan.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
@@ -63,9 +64,9 @@ TEST_CASE("A measurement that is what was predicted has no errors") {
     }
     CHECK(timed == static_cast<std::int64_t>(c.ops.size()));
     CHECK(c.ops.size() >= 20);
-    CHECK_THAT((c.measured_path.covered + c.measured_path.unattributed).base(),
+    CHECK_THAT((c.measured_coverage.covered + c.measured_coverage.unattributed).base(),
                WithinRel(c.measured_step.base(), 1e-9));
-    CHECK_THAT(c.measured_path.unattributed.base(), WithinAbs(0, 1e-9 * c.measured_step.base()));
+    CHECK_THAT(c.measured_coverage.unattributed.base(), WithinAbs(0, 1e-9 * c.measured_step.base()));
   }
 }
 
@@ -141,21 +142,26 @@ TEST_CASE("The report names phases, kinds, the step and what is unattributed; JS
   }
 }
 
-/// compute: a [0, 2], c [5, 6] after b; gather: b [3, 4] after a. The step takes 7.
-TEST_CASE("Gaps along the critical path are unattributed") {
-  ScheduleBuilder builder;
-  const WorkId work = builder.work(Compute{-1, kZero, Pass::backward, Pointwise{Bytes(8)}});
-  const OpRef a = builder.add(Stream::compute, Phase::forward, -1, work, {}, {});
-  const OpRef b = builder.add(Stream::gather, Phase::forward, -1, work, std::array{a}, {});
-  builder.add(Stream::compute, Phase::forward, -1, work, std::array{b}, {});
-  const Schedule schedule = builder.finish();
+TEST_CASE("Time in which no op runs is unattributed, on whatever streams the others are") {
   Trace trace;
-  trace.ops = {{Seconds(0), Seconds(2)}, {Seconds(3), Seconds(4)}, {Seconds(5), Seconds(6)}};
-  const CriticalPath path = critical_path(schedule, trace, Seconds(7));
-  CHECK(path.covered == Seconds(4));
-  CHECK(path.unattributed == Seconds(3));     // 2 to 3, 4 to 5, 6 to 7
-  trace.ops[1] = {Seconds(0.5), Seconds(1)};  // not what c waited for, although it should have waited
-  CHECK(critical_path(schedule, trace, Seconds(7)).unattributed == Seconds(4));
+  trace.ops = {
+      {Seconds(3), Seconds(4)}, {Seconds(0), Seconds(2)}, {Seconds(1), Seconds(1.5)}, {Seconds(1.5), Seconds(2.5)}};
+  const Coverage c = coverage(trace, Seconds(7));
+  CHECK(c.covered == Seconds(3.5));
+  CHECK(c.unattributed == Seconds(3.5));  // 2.5 to 3, 4 to 7
+  CHECK(coverage({}, Seconds(2)).unattributed == Seconds(2));
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    Random random(seed);
+    Trace drawn;
+    std::vector<bool> busy(1000);
+    for (int i = 0; i < 12; ++i) {
+      const std::int64_t from = random.between(0, 900), to = from + random.between(0, 99);
+      drawn.ops.push_back({Seconds(static_cast<double>(from)), Seconds(static_cast<double>(to))});
+      std::fill(busy.begin() + from, busy.begin() + to, true);
+    }
+    const auto count = static_cast<double>(std::count(busy.begin(), busy.end(), true));
+    CHECK(coverage(drawn, Seconds(1000)).covered == Seconds(count));
+  }
 }
 
 TEST_CASE("Every op of every plan has a kind") {
