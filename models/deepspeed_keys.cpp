@@ -103,7 +103,8 @@ const DeepspeedKeys& DeepspeedKeys::catalog() {
     const JsonValue& root = document.root();
     root.require_only({"version", "source", "sections", "keys", "wrong"});
     DeepspeedKeys read;
-    read.version_ = root.at("version").as_string();
+    const std::string& version = root.at("version").as_string();  // "0.19.6 (git edaa722, 2026-08-22)"
+    read.version_ = version.substr(0, version.find(' '));
     for (const JsonValue& entry : root.at("sections").items()) {
       read.sections_.emplace_back(entry.at("path").as_string(), named(entry.at("unknown"), kSections));
     }

@@ -55,6 +55,7 @@ class DeepspeedKeys {
   /// The embedded catalog, read once. std::logic_error when it is damaged.
   static const DeepspeedKeys& catalog();
 
+  /// "0.19.6"
   const std::string& version() const { return version_; }
   std::span<const DeepspeedKey> keys() const { return keys_; }
   /// By full path, alias included; nullptr when unknown.

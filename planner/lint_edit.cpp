@@ -137,6 +137,10 @@ void Linter::move(Finding& finding, const ConfigMember& member, std::string_view
   const std::string_view section = section_of(to);
   const ConfigNode* object = section.empty() ? &file.root() : value(section);
   if (object == nullptr || !object->is_object() || object->find(leaf_of(to)) != nullptr) return;
+  // From this very object (a key with dots): only the name changes.
+  if (std::ranges::any_of(object->members, [&](const ConfigMember& other) { return &other == &member; })) {
+    return rename(finding, *object, member, leaf_of(to));
+  }
   const std::string_view raw = text.substr(member.value.begin, member.value.end - member.value.begin);
   const auto from = indent_of(text, member.begin);
   const auto below = object->members.empty() ? std::nullopt : indent_of(text, object->members.back().begin);

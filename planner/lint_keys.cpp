@@ -209,6 +209,7 @@ class KeyWalk {
       lint_.remove(finding, member);
       return;
     }
+    finding.message += fmt::format(" Meant is {}.", leaf_of(wrong.use));
     finding.fix = fmt::format("\"{}\"", leaf_of(wrong.use));
     lint_.rename(finding, object, member, leaf_of(wrong.use));
   }

@@ -13,6 +13,8 @@
 
 #include "models/deepspeed_keys.h"
 #include "models/error.h"
+#include "planner/export_deepspeed_choices.h"
+#include "planner/export_parts.h"
 #include "planner/lint_parts.h"
 #include "planner/lint_report.h"
 #include "tests/catch.h"
@@ -770,6 +772,57 @@ void fuzz(unsigned seed, int rounds) {
 TEST_CASE("Mutated configurations: no crash, sorted and equal findings, corrections that settle") { fuzz(1, 600); }
 
 TEST_CASE("Many mutated configurations", "[.slow]") { fuzz(20261130, 20000); }
+
+TEST_CASE("What zeroplan writes for DeepSpeed is clean, and both sides count the same host memory") {
+  int exported = 0;
+  for (const auto& [name, gpus, nodes] :
+       {std::tuple("7B", "8xH100", 1), std::tuple("70B", "8xA100-80G", 2), std::tuple("gpt2-xl", "4xA100-80G", 1)}) {
+    const ModelSpec model = find_model(name);
+    const MachineSpec machine = machine_for(parse_gpu_request(gpus), nodes);
+    const int blocks = static_cast<int>(model.sequence.size());
+    for (int i = 0; i < 4 * 3 * 3 * 2 * 2; ++i) {
+      Plan plan;
+      plan.ranks = machine.ranks();
+      plan.zero_stage = i % 4;
+      plan.shard_ranks = plan.zero_stage == 0 ? 1 : plan.ranks;
+      plan.optimizer = Placement::all(static_cast<Tier>(i / 4 % 3), blocks);
+      plan.parameters = Placement::all(static_cast<Tier>(i / 12 % 3), blocks);
+      plan.gradients = i / 36 % 2 == 0 ? Tier::hbm : Tier::host;
+      plan.accumulation = 1 + i / 72 * 3;
+      if (i / 72 % 2 == 1) plan.precision.accumulation = DType::fp32;
+      try {
+        check_plan(plan, model, "test");
+      } catch (const InputError&) {
+        continue;
+      }
+      Prediction prediction;
+      const ExportSubject subject{plan, model, machine, prediction, 0.05};
+      const ConfigText file = ConfigText::parse(export_deepspeed(subject).json, "deepspeed.json");
+      const CheckInput input{file, &model, &machine};
+      const CheckAnswer answer = check_deepspeed(input);
+      INFO(file.text());
+      const std::set<std::string_view> sizes = {"states-exceed-gpu", "host-memory",   "host-pinned-rounding",
+                                                "nvme-missing",      "nvme-capacity", "hpz-one-node"};
+      for (const Finding& finding : answer.findings) {
+        INFO(finding.rule->id << " " << finding.message);
+        CHECK((finding.rule->severity == Severity::note || sizes.contains(finding.rule->id)));
+      }
+      std::vector<std::string> notes;
+      const DeepspeedChoices choices = choose_deepspeed(subject, notes);
+      if (choices.optimizer == Tier::hbm && choices.parameters == Tier::hbm) continue;
+      // The exporter counts 2.0 GiB a process and the gradients that accumulate on the host, the lint the least there
+      // is.
+      const double theirs = deepspeed_host_need(subject, choices).exact.base();
+      const double ours = offloaded_host_bytes(answer.config, model, machine).exact.base();
+      const double process = 0.4 * kGiB * machine.gpus_per_node;
+      CHECK(ours <= theirs);
+      if (choices.parameters != Tier::nvme && plan.accumulation == 1)
+        CHECK(theirs - ours == Approx(process).epsilon(1e-3).margin(1e-4 * theirs));
+      ++exported;
+    }
+  }
+  CHECK(exported > 20);
+}
 
 TEST_CASE("Large and hostile files take no time") {
   std::string many = "{\"train_batch_size\": 8";
