@@ -111,11 +111,14 @@ class Builder {
       case TapeKind::work:
         run(op);
         break;
-      case TapeKind::wait: {
-        const OpRef last = last_of(op.awaited);
-        if (!last.none()) waits_[index(op.stream)].push_back(last);
+      case TapeKind::wait:
+        wait(op.stream, op.awaited);
         break;
-      }
+      case TapeKind::host_wait:
+        for (int i = 0; i < kNumStreams; ++i) {
+          if (static_cast<Stream>(i) != op.awaited) wait(static_cast<Stream>(i), op.awaited);
+        }
+        break;
       case TapeKind::record_stream:
       case TapeKind::empty_cache:
       case TapeKind::mark:
@@ -123,6 +126,10 @@ class Builder {
     }
   }
 
+  void wait(Stream waiter, Stream awaited) {
+    const OpRef last = last_[index(awaited)];
+    if (!last.none()) waits_[index(waiter)].push_back(last);
+  }
   void allocate(TapeId id, Phase phase, int at) {
     if (!alloc_made_) alloc_ = builder_.work(Alloc{}), alloc_made_ = true;
     const TapeOperand operand{id, Access::write};
@@ -171,7 +178,6 @@ class Builder {
   }
 
   static std::size_t index(Stream stream) { return static_cast<std::size_t>(stream); }
-  OpRef last_of(Stream stream) const { return last_[index(stream)]; }
 
   const EngineTape& tape_;
   ScheduleBuilder builder_;

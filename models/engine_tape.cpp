@@ -51,12 +51,7 @@ void EngineTape::wait(Stream waiter, Stream awaited) {
   op.awaited = awaited;
 }
 
-void EngineTape::host_waits(Stream awaited) {
-  for (int i = 0; i < kNumStreams; ++i) {
-    const auto waiter = static_cast<Stream>(i);
-    if (waiter != awaited) wait(waiter, awaited);
-  }
-}
+void EngineTape::host_waits(Stream awaited) { push(TapeKind::host_wait).awaited = awaited; }
 
 void EngineTape::record_stream(TapeId buffer, Stream user) {
   if (buffer == kNoBuffer) return;

@@ -37,7 +37,7 @@ enum class Mark : std::uint8_t {
   step_end,
 };
 
-enum class TapeKind : std::uint8_t { alloc, free, work, wait, record_stream, empty_cache, mark };
+enum class TapeKind : std::uint8_t { alloc, free, work, wait, host_wait, record_stream, empty_cache, mark };
 
 struct TapeOp {
   TapeKind kind = TapeKind::mark;

@@ -36,6 +36,9 @@ class Replay {
         break;
       case TapeKind::wait:
         break;
+      case TapeKind::host_wait:
+        allocator_.complete_all();
+        break;
       case TapeKind::empty_cache:
         allocator_.complete_all();
         allocator_.empty_cache();
@@ -84,10 +87,12 @@ class Replay {
         if (counting_ == PeakCounting::each_phase) reset();
         break;
       case Mark::forward_end:
+        allocator_.complete_all();
         largest(step_.forward);
         if (counting_ == PeakCounting::each_phase) reset();
         break;
       case Mark::backward_end:
+        allocator_.complete_all();
         largest(step_.backward);
         if (counting_ == PeakCounting::each_phase) reset();
         break;

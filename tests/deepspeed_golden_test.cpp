@@ -1,36 +1,13 @@
 // The reference values of deepspeed.md section 12: DeepSpeed 0.19.6 on CPU tensors with gloo, every heap block of 2 KiB
 // or more counted, bytes a parameter of one rank in the third step.
 
-#include <set>
+#include <algorithm>
 
-#include "models/deepspeed_engine.h"
-#include "models/engine_walk.h"
 #include "tests/catch.h"
 #include "tests/engine_models.h"
 
 namespace zeroplan::test {
 namespace {
-
-DeepSpeedJob job_of(int stage, int ranks) {
-  DeepSpeedJob job;
-  job.ranks = ranks;
-  job.config.stage = stage;
-  job.config.precision = DType::bf16;
-  job.config.overlap_comm = stage == 3;
-  job.config.reduce_bucket = 3'000'000;
-  return job;
-}
-
-EngineTape tape_of(const EagerStep& step, const DeepSpeedJob& job) {
-  EngineTape tape;
-  EngineRun run;
-  run.steps = deepspeed_steady_steps(job);
-  run.accumulation = job.accumulation;
-  run.cublas_workspace = 0;
-  run.tokens = {0, 0};
-  record_run(*make_deepspeed_engine(step, job, tape), step, run, tape);
-  return tape;
-}
 
 /// Host buffers as asked for: the measurement had no pinned memory.
 double host_bytes(const EagerStep& step, const DeepSpeedJob& job) {

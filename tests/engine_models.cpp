@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "models/engine_walk.h"
+
 namespace zeroplan::test {
 namespace {
 
@@ -117,6 +119,27 @@ std::int64_t parameters_of(const EagerStep& step) {
   std::int64_t count = 0;
   for (const EagerParameter& parameter : step.parameters) count += parameter.elements;
   return count;
+}
+
+DeepSpeedJob job_of(int stage, int ranks) {
+  DeepSpeedJob job;
+  job.ranks = ranks;
+  job.config.stage = stage;
+  job.config.precision = DType::bf16;
+  job.config.overlap_comm = stage == 3;
+  job.config.reduce_bucket = 3'000'000;
+  return job;
+}
+
+EngineTape tape_of(const EagerStep& step, const DeepSpeedJob& job) {
+  EngineTape tape;
+  EngineRun run;
+  run.steps = deepspeed_steady_steps(job);
+  run.accumulation = job.accumulation;
+  run.cublas_workspace = 0;
+  run.tokens = {0, 0};
+  record_run(*make_deepspeed_engine(step, job, tape), step, run, tape);
+  return tape;
 }
 
 PlainRun count_plainly(const EngineTape& tape) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/deepspeed_engine.h"
 #include "models/eager_step.h"
 #include "models/engine_tape.h"
 
@@ -22,6 +23,11 @@ struct ChainModel {
 EagerStep chain_step(const ChainModel& model);
 
 std::int64_t parameters_of(const EagerStep& step);
+
+/// The configuration that section 12 measured: bf16, a bucket of 3e6 elements.
+DeepSpeedJob job_of(int stage, int ranks);
+/// Recorded up to the steady step, without token ids and cuBLAS's workspaces.
+EngineTape tape_of(const EagerStep& step, const DeepSpeedJob& job);
 
 /// Bytes alive on the tape, without any allocator: after initialize, and per step as a measuring script would see them
 /// (forward and backward: the largest of the micro-steps; step: of the boundary).

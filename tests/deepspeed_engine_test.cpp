@@ -1,0 +1,115 @@
+// DeepSpeed's engines: volumes of communication, accumulation types, ranks, refusals.
+
+#include "models/deepspeed_engine.h"
+
+#include "models/error.h"
+#include "tests/catch.h"
+#include "tests/engine_models.h"
+
+namespace zeroplan::test {
+
+// deepspeed.md section 10: ring volume a rank sends in a step, the factor (N - 1) / N dropped, in units of all
+// parameters.
+TEST_CASE("A step moves the volumes that each stage is known for") {
+  struct Volumes {
+    double all = 0, shard = 0;  // over all ranks; inside hpZ's groups
+  };
+  const auto volumes = [](DeepSpeedJob job, bool checkpointed) {
+    const EagerStep step = chain_step({.checkpointed = checkpointed});
+    Volumes sum;
+    for (const Collective& collective : collectives_of_last_step(tape_of(step, job))) {
+      if (collective.elements == 1) continue;  // norms and flags
+      const double passes = collective.kind == CollectiveKind::all_reduce ? 2 : 1;
+      const double share = static_cast<double>(collective.elements) / static_cast<double>(parameters_of(step));
+      (collective.group == Group::all ? sum.all : sum.shard) += passes * share;
+    }
+    return sum;
+  };
+  constexpr std::int64_t kEverything = 1'000'000'000;
+  for (const int a : {1, 2, 3}) {
+    CAPTURE(a);
+    const auto stage = [&](int number) {
+      DeepSpeedJob job = job_of(number, 4);
+      job.accumulation = a;
+      return job;
+    };
+    const auto stage3 = [&](std::int64_t reuse, std::int64_t threshold) {
+      DeepSpeedJob job = stage(3);
+      job.config.prefetch_bucket = 0;
+      job.config.max_reuse = reuse;
+      job.config.param_persistence = threshold;
+      return job;
+    };
+    CHECK(volumes(stage(0), false).all == Approx(2));
+    CHECK(volumes(stage(1), false).all == Approx(3));
+    DeepSpeedJob bf16_optimizer = stage(1);
+    bf16_optimizer.config.grad_accum = DType::fp32;
+    CHECK(volumes(bf16_optimizer, false).all == Approx(3));
+    CHECK(volumes(stage(2), false).all == Approx(2 * a + 1));
+    CHECK(volumes(stage3(0, 0), false).all == Approx(3 * a));
+    CHECK(volumes(stage3(kEverything, 0), false).all == Approx(2 * a));
+    CHECK(volumes(stage3(0, kEverything), false).all == Approx(a + 1));
+    CHECK(volumes(stage3(0, 0), true).all == Approx(4 * a).epsilon(0.001));  // norms stay from recompute to backward
+    DeepSpeedJob hpz = stage3(0, 0);
+    hpz.config.hpz_ranks = 2;
+    CHECK(volumes(hpz, false).all == Approx(a + 1));
+    CHECK(volumes(hpz, false).shard == Approx(2 * a - 1));
+    DeepSpeedJob all_reduced = stage3(0, 0);
+    all_reduced.config.reduce_scatter = false;
+    CHECK(volumes(all_reduced, false).all == Approx(4 * a));
+  }
+}
+
+// engine-rules.md 2.9: stage 2 with fp32 accumulation holds one fp32 buffer of the rank's share and no flat copy.
+TEST_CASE("fp32 accumulation at stage 2 replaces the owned gradients and their copies") {
+  DeepSpeedJob job = job_of(2, 4);
+  job.config.grad_accum = DType::fp32;
+  const EagerStep step = chain_step({});
+  const auto parameters = static_cast<double>(parameters_of(step));
+  const PlainRun run = count_plainly(tape_of(step, job));
+  const double share = parameters / 4;
+  const double largest_slice = 2048 * 512;
+  CHECK(static_cast<double>(run.steps.back().step) ==
+        Approx(2 * parameters + 16 * share + 8 * largest_slice).epsilon(0.001));
+  CHECK(static_cast<double>(run.steps.back().after) == Approx(2 * parameters + 12 * share).epsilon(0.001));
+}
+
+TEST_CASE("The worst rank is the one that owns most") {
+  for (const int ranks : {2, 3, 4, 8, 16}) {
+    const EagerStep step = chain_step({});
+    DeepSpeedJob job = job_of(2, ranks);
+    job.rank = deepspeed_worst_rank(step, job);
+    const std::int64_t worst = count_plainly(tape_of(step, job)).steps.back().step;
+    for (job.rank = 0; job.rank < ranks; ++job.rank) {
+      CAPTURE(ranks, job.rank);
+      CHECK(count_plainly(tape_of(step, job)).steps.back().step <= worst);
+    }
+  }
+}
+
+TEST_CASE("What no rule covers is refused by its key") {
+  const auto message = [](auto change) {
+    DeepSpeedJob job = job_of(3, 4);
+    change(job);
+    try {
+      check(job);
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message([](DeepSpeedJob&) {}).empty());
+  CHECK(message([](DeepSpeedJob& j) { j.config.mics_ranks = 2; }).find("mics_shard_size") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.config.quantized_weights = true; }).find("quantized_weights") !=
+        std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.config.autocast = true; }).find("torch_autocast") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.config.optimizer = "Lion"; }).find("optimizer.type") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.config.hpz_ranks = 3; }).find("hpz") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.rank = 4; }).find("rank") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) {
+          j.config.stage = 0;
+          j.config.grad_accum = DType::fp32;
+        }).find("stage 0") != std::string::npos);
+}
+
+}  // namespace zeroplan::test
