@@ -158,6 +158,7 @@ std::optional<TrainResult> trained(const PlanFile& file, const TrainOptions& opt
   }
   ProcessWorldOptions world_options = process_world_options(launched);
   world_options.job_key = plan_identity(file);
+  world_options.wait_limit = kTrainingWaitLimit;
   const auto world = make_process_world(world_options);
   TrainResult result = train(file, *world, options, progress);
   if (launched.rank != 0) return {};

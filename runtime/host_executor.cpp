@@ -74,7 +74,7 @@ struct HostExecutor::State {
                 input,  output},
         actions(bind_ops(context)),
         states(context),
-        threads(schedule, actions, [this](const std::exception& e) { world.abort(e.what()); }) {
+        threads(schedule, actions, [this](const std::string& what) { world.abort(what); }) {
     const auto buffers = schedule.buffers();
     for (std::uint32_t i = 0; i < buffers.size(); ++i) {
       if (buffers[i].role == BufferRole::gradient && buffers[i].lifetime == Lifetime::resident) {

@@ -2,18 +2,45 @@
 
 #include <limits>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
+#include "models/error.h"
+
 namespace zeroplan {
+namespace {
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+}  // namespace
 
 StreamThreads::StreamThreads(const Schedule& schedule, const std::vector<Action>& actions,
-                             std::function<void(const std::exception&)> on_error)
+                             std::function<void(const std::string&)> on_error)
     : schedule_(schedule), actions_(actions), on_error_(std::move(on_error)) {
   if (schedule.folded()) throw std::logic_error("executor: needs a flat schedule");
   const auto ops = schedule.ops();
   for (std::uint32_t i = 0; i < ops.size(); ++i) ops_[static_cast<std::size_t>(ops[i].stream)].push_back(i);
   times_.trace.ops.resize(ops.size());
   times_.transfer_starts.resize(ops.size());
+  try {
+    start();
+  } catch (const std::system_error& e) {
+    stop();  // or the threads that did start would wait for ever
+    throw DeviceError(std::string("no more threads: ") + e.what());
+  }
+}
+
+StreamThreads::~StreamThreads() { stop(); }
+
+void StreamThreads::start() {
   for (int s = 0; s < kNumStreams; ++s) {
     if (!ops_[static_cast<std::size_t>(s)].empty()) {
       threads_.emplace_back([this, s] { work(static_cast<Stream>(s)); });
@@ -21,7 +48,7 @@ StreamThreads::StreamThreads(const Schedule& schedule, const std::vector<Action>
   }
 }
 
-StreamThreads::~StreamThreads() {
+void StreamThreads::stop() noexcept {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -69,8 +96,8 @@ void StreamThreads::run_stream(Stream stream, std::int64_t base) {
     std::optional<TimePoint> transfer;
     try {
       transfer = actions_[i]();
-    } catch (const std::exception& e) {
-      return fail(std::current_exception(), e);
+    } catch (...) {
+      return fail(std::current_exception());
     }
     times_.trace.ops[i] = {since_start(begin), since_start(std::chrono::steady_clock::now())};
     times_.transfer_starts[i] = since_start(transfer.value_or(begin));
@@ -91,19 +118,19 @@ bool StreamThreads::wait_for(Stream stream, std::int64_t needed) {
 }
 
 // Wakes every stream; the first error is the one that run() throws.
-void StreamThreads::fail(std::exception_ptr error, const std::exception& what) noexcept {
+void StreamThreads::fail(std::exception_ptr error) noexcept {
   bool first = false;
   {
     const std::lock_guard lock(mutex_);
     first = !error_;
-    if (first) error_ = std::move(error);
+    if (first) error_ = error;
   }
   failed_.store(true);
   for (auto& progress : progress_) {
     progress.store(std::numeric_limits<std::int64_t>::max());
     progress.notify_all();
   }
-  if (first) on_error_(what);
+  if (first) on_error_(message_of(error));
 }
 
 Seconds StreamThreads::since_start(TimePoint t) const {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,10 +21,11 @@ namespace zeroplan {
 
 class StreamThreads {
  public:
-  /// `schedule` is flat and outlives this, as `actions` does. `on_error` is called once, from the thread whose op threw
-  /// first, before the others are stopped: it must end calls that wait for other ranks.
+  /// `schedule` is flat and outlives this, as `actions` does. `on_error` is called once with what the first failing op
+  /// threw, from its thread: it must end calls that wait for other ranks, and may not throw. Throws DeviceError when
+  /// the system has no more threads.
   StreamThreads(const Schedule& schedule, const std::vector<Action>& actions,
-                std::function<void(const std::exception&)> on_error);
+                std::function<void(const std::string&)> on_error);
   ~StreamThreads();
   StreamThreads(const StreamThreads&) = delete;
   StreamThreads& operator=(const StreamThreads&) = delete;
@@ -34,15 +36,17 @@ class StreamThreads {
   double seconds() const { return seconds_; }
 
  private:
+  void start();
+  void stop() noexcept;
   void work(Stream stream);
   void run_stream(Stream stream, std::int64_t base);
   bool wait_for(Stream stream, std::int64_t progress);
-  void fail(std::exception_ptr error, const std::exception& what) noexcept;
+  void fail(std::exception_ptr error) noexcept;
   Seconds since_start(TimePoint t) const;
 
   const Schedule& schedule_;
   const std::vector<Action>& actions_;
-  std::function<void(const std::exception&)> on_error_;
+  std::function<void(const std::string&)> on_error_;
   std::array<std::vector<std::uint32_t>, kNumStreams> ops_;  // of each stream
   /// Ops of the stream up to this one are done: step x number of ops + id + 1. Grows only.
   std::array<std::atomic<std::int64_t>, kNumStreams> progress_{};

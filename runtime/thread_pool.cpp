@@ -4,8 +4,12 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "models/error.h"
 
 namespace zeroplan {
 
@@ -52,22 +56,30 @@ struct ThreadPool::State {
       work.wait(lock, [&] { return stopping || (body != nullptr && next < count); });
     }
   }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    work.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : threads_(std::max(1, threads)) {
   if (threads_ == 1) return;
   state_ = std::make_unique<State>();
-  for (int i = 1; i < threads_; ++i) state_->threads.emplace_back([this] { state_->serve(); });
+  try {
+    for (int i = 1; i < threads_; ++i) state_->threads.emplace_back([this] { state_->serve(); });
+  } catch (const std::system_error& e) {
+    state_->stop();
+    throw DeviceError(std::string("no more threads: ") + e.what());
+  }
 }
 
 ThreadPool::~ThreadPool() {
-  if (!state_) return;
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->work.notify_all();
-  for (std::thread& thread : state_->threads) thread.join();
+  if (state_) state_->stop();
 }
 
 void ThreadPool::for_ranges(std::int64_t count, std::int64_t grain,

@@ -6,12 +6,17 @@
 #include <cmath>
 #include <cstdlib>
 #include <exception>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "models/error.h"
 #include "models/host_ranks.h"
 #include "models/overloaded.h"
 #include "runtime/adam.h"
+#include "runtime/atomic_file.h"
+#include "runtime/checkpoint_manifest.h"
+#include "runtime/directory_lock.h"
 #include "runtime/export_weights.h"
 #include "runtime/initial_weights.h"
 #include "runtime/thread_communicator.h"
@@ -22,8 +27,10 @@ namespace {
 
 /// The first steps fault pages in and fill caches: they are left out of medians.
 constexpr std::int64_t kMeasureWarmup = 2;
-/// Steps whose op times are kept: more do not change a median, and each costs 24 bytes an op.
+/// Steps whose op times are kept: more do not change a median, and each costs 32 bytes an op.
 constexpr std::int64_t kMostTraced = 64;
+constexpr std::int64_t kLeastTraced = 4;
+constexpr std::int64_t kTracedOps = 8 << 20;  // over all kept steps: 256 MiB
 
 std::string hex(double x) { return fmt::format("{:a}", x); }
 
@@ -68,6 +75,7 @@ class Trainer {
         world_(world),
         options_(options),
         on_step_(on_step),
+        checkpoints_(options.checkpoints),
         data_(open_token_data(options.data, {plan_.seq_len, plan_.global_batch(), model_.vocab}, options.data_seed)),
         executor_(model_, plan_, world, host_options(options)) {}
 
@@ -78,7 +86,7 @@ class Trainer {
       one_step();
       const bool last = k + 1 == options_.steps;
       const bool due = options_.checkpoint_every > 0 && done_ % options_.checkpoint_every == 0;
-      if (!options_.checkpoints.empty() && (last || due)) save();
+      if (!checkpoints_.empty() && (last || due)) save();
     }
     end_measurement();
     if (!options_.export_to.empty()) export_weights();
@@ -92,6 +100,7 @@ class Trainer {
 
   void prepare() {
     if (plan_.loss_scaling == LossScaling::dynamic) scale_ = initial_loss_scale(options_.loss_scaling);
+    lock_checkpoints();
     if (options_.resume) {
       resume();
     } else if (!options_.weights.empty()) {
@@ -103,8 +112,20 @@ class Trainer {
         weights.fill_flat(range.block, plan_.precision.weights, range.begin, range.end, out);
       });
     }
-    if (!options_.checkpoints.empty() && world_.rank() == 0) check_checkpoint_directory(options_.checkpoints, done_);
+    if (!checkpoints_.empty() && world_.rank() == 0) check_checkpoint_directory(checkpoints_, done_);
     world_.exchange("ready");
+  }
+
+  // A step's own folder may be named to resume from; new ones go beside it.
+  void lock_checkpoints() {
+    if (checkpoints_.empty()) return;
+    if (!checkpoints_.has_filename()) checkpoints_ = checkpoints_.parent_path();  // "DIR/"
+    if (options_.resume && step_of_folder(checkpoints_)) {
+      checkpoints_ = checkpoints_.has_parent_path() ? checkpoints_.parent_path() : ".";
+    }
+    if (world_.rank() != 0) return;
+    if (!options_.resume) make_directories(checkpoints_);
+    lock_.emplace(checkpoints_);
   }
 
   template <class Fill>
@@ -148,13 +169,19 @@ class Trainer {
     meta.data_seed = options_.data_seed;
     meta.samples = done_ * plan_.global_batch();
     meta.data = data_.fingerprint();
-    CheckpointWriter writer(options_.checkpoints, meta, model_, world_.rank());
+    CheckpointWriter writer(checkpoints_, meta, model_, world_.rank());
     executor_.save_states([&](const FlatRange& range, const StateSpans& spans) {
+      // Without a global norm nobody looked at the gradients before they were used.
+      if (!std::ranges::all_of(spans.master, [](float x) { return std::isfinite(x); })) {
+        throw DeviceError(
+            fmt::format("training diverged: weights of block {} are not finite after step {}; no checkpoint is written",
+                        range.block, done_));
+      }
       writer.add(range, spans.master, spans.first, spans.second);
     });
     const auto files = world_.exchange(writer.finish());
     if (world_.rank() == 0) {
-      commit_manifest(options_.checkpoints, meta, model_, files, options_.keep_checkpoints);
+      commit_manifest(checkpoints_, meta, model_, files, options_.keep_checkpoints);
     }
     world_.exchange("saved");
   }
@@ -211,10 +238,9 @@ class Trainer {
     if (plan_.loss_scaling == LossScaling::dynamic) {
       update_loss_scale(scale_, options_.loss_scaling, out.skipped);
     } else if (out.skipped || !std::isfinite(report.loss)) {
-      throw DeviceError(
-          fmt::format("training diverged at step {}: loss {}, gradient norm {}; the weights are those of "
-                      "the step before",
-                      report.step, report.loss, report.gradient_norm));
+      throw DeviceError(fmt::format(
+          "training diverged at step {}: loss {}, gradient norm {}; {}", report.step, report.loss, report.gradient_norm,
+          out.skipped ? "the weights are those of the step before" : "the step was taken: go back to a checkpoint"));
     }
   }
 
@@ -264,7 +290,9 @@ class Trainer {
     m.losses.push_back(report.loss);
     m.step_seconds.push_back(Seconds(report.seconds));
     traced_.push_back(executor_.times());
-    if (static_cast<std::int64_t>(traced_.size()) > kMostTraced) traced_.erase(traced_.begin());
+    const auto ops = static_cast<std::int64_t>(executor_.schedule().ops().size());
+    const std::int64_t most = std::clamp(kTracedOps / std::max<std::int64_t>(1, ops), kLeastTraced, kMostTraced);
+    if (static_cast<std::int64_t>(traced_.size()) > most) traced_.erase(traced_.begin());
     if (on_step_) on_step_(report);
   }
 
@@ -309,6 +337,8 @@ class Trainer {
   World& world_;
   const TrainOptions& options_;
   const std::function<void(const StepReport&)>& on_step_;
+  std::filesystem::path checkpoints_;  // where they go; empty: nowhere
+  std::optional<DirectoryLock> lock_;  // rank 0's
   TokenData data_;
   HostExecutor executor_;
   LossScaleState scale_;
@@ -346,29 +376,42 @@ std::exception_ptr first_cause(const std::vector<std::exception_ptr>& errors) {
 TrainResult train(const PlanFile& file, World& world, const TrainOptions& options,
                   const std::function<void(const StepReport&)>& on_step) {
   if (options.steps < 1) throw InputError("steps: expected at least 1");
+  std::optional<Trainer> trainer;  // gone after abort(): peers hear the reason before they see this rank leave
   try {
-    return Trainer(file, world, options, on_step).run();
+    trainer.emplace(file, world, options, on_step);
+    return trainer->run();
+  } catch (const std::bad_alloc&) {
+    const std::string what = fmt::format("rank {}: out of memory outside the plan's arenas", world.rank());
+    world.abort(what);
+    throw DeviceError(what);
   } catch (const std::exception& e) {
     world.abort(e.what());  // peers must not wait for a rank that has left
+    throw;
+  } catch (...) {
+    world.abort("an exception of unknown type");
     throw;
   }
 }
 
 TrainResult train_threads(const PlanFile& file, const TrainOptions& options,
                           const std::function<void(const StepReport&)>& on_step) {
-  auto worlds = make_thread_worlds(file.plan.ranks);
+  auto worlds = make_thread_worlds(file.plan.ranks, kTrainingWaitLimit);
   TrainResult result;
   std::vector<std::exception_ptr> errors(worlds.size());
+  const auto rank = [&](World& world) {
+    try {
+      TrainResult mine = train(file, world, options, on_step);
+      if (world.rank() == 0) result = std::move(mine);
+    } catch (...) {
+      errors[static_cast<std::size_t>(world.rank())] = std::current_exception();
+    }
+  };
   std::vector<std::jthread> threads;
-  for (auto& world : worlds) {
-    threads.emplace_back([&, w = world.get()] {
-      try {
-        TrainResult mine = train(file, *w, options, on_step);
-        if (w->rank() == 0) result = std::move(mine);
-      } catch (const std::exception&) {
-        errors[static_cast<std::size_t>(w->rank())] = std::current_exception();
-      }
-    });
+  try {
+    for (auto& world : worlds) threads.emplace_back([&rank, w = world.get()] { rank(*w); });
+  } catch (const std::system_error& e) {
+    worlds[threads.size()]->abort("no thread for it");  // or those that run would wait for the rest
+    throw DeviceError(fmt::format("no thread for rank {} of {}: {}", threads.size(), worlds.size(), e.what()));
   }
   threads.clear();
   if (const std::exception_ptr cause = first_cause(errors)) std::rethrow_exception(cause);

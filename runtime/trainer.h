@@ -1,7 +1,8 @@
 #pragma once
-// Training: the step repeated, with data, loss scale, checkpoints and the record of what was measured. One Trainer is
-// one rank; run_threads() makes all ranks of a job in this process.
+// Training: the step repeated, with data, loss scale, checkpoints and the record of what was measured. train() is one
+// rank; train_threads() makes all ranks of a job in this process.
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -18,6 +19,10 @@
 #include "runtime/loss_scaler.h"
 
 namespace zeroplan {
+
+/// How long ranks of a training run wait for each other. A rank that dies, stops or leaves is noticed at once or within
+/// seconds; this is for one that is slow, as rank 0 is when it writes the exported weights (NCCL's default in PyTorch).
+inline constexpr std::chrono::minutes kTrainingWaitLimit{10};
 
 struct TrainOptions {
   std::string data = "synthetic";  // or a token file

@@ -7,14 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
 #include "runtime/kernels/kernels.h"
 #include "tests/catch.h"
 #include "tests/host_job.h"
-#include "tests/random_plan.h"
+#include "tests/plan_variants.h"
 
 using namespace zeroplan;
 using namespace zeroplan::tests;
@@ -50,104 +49,11 @@ std::string scratch_directory() {
   return path.string();
 }
 
-/// Plans whose sums are formed in one order: their results have the same bits. What differs:
-/// - the shard group: sums inside groups come before sums across them, each rounded;
-/// - whole gradients that stay (one rank, or reduce_each = step): backward adds to them, so tied tables and loss chunks
-///   enter one by one, and fp32 sums are never rounded to 16 bits in between;
-/// - hosts sum across replicas in each micro-step.
-std::string sum_order(const Plan& p) {
-  const bool resident =
-      (p.zero_stage <= 1 && p.reduce_each == ReduceEach::step) || (p.ranks == 1 && p.gradients != Tier::host);
-  const bool mixed = p.ranks == 1 && p.gradients == Tier::host && p.optimizer.hbm > 0;
-  std::string key;
-  if (p.accumulation > 1 || p.precision.accumulation != p.precision.gradients) {
-    key += mixed ? fmt::format("mixed {} ", p.optimizer.hbm) : resident ? "resident " : "reduced ";
-  }
-  const int group = p.zero_stage == 0 ? p.ranks : p.shard_ranks;
-  if (p.ranks > 1 && group != p.ranks && group != 1) {
-    key += fmt::format("groups of {} ", group);
-    if (p.accumulation > 1 && p.gradients == Tier::host) key += fmt::format("host {} ", p.optimizer.hbm);
-  }
-  if (p.ranks > 1 && group == 1 && p.zero_stage > 0 && p.accumulation > 1) key += "";
-  return key;
-}
-
-/// Plan choices that may not change results, on top of `base`.
-std::vector<Plan> variants(const Plan& base, const ModelSpec& model, Random& random, int count) {
-  const int blocks = static_cast<int>(model.sequence.size());
-  std::vector<Plan> plans;
-  for (int tries = 0; static_cast<int>(plans.size()) < count && tries < 40 * count; ++tries) {
-    Plan p = base;
-    p.zero_stage = static_cast<int>(random.between(0, 3));
-    std::vector<int> divisors;
-    for (int d = 1; d <= p.ranks; ++d) {
-      if (p.ranks % d == 0) divisors.push_back(d);
-    }
-    p.shard_ranks = p.zero_stage == 0 ? 1 : random.chance(70) ? p.ranks : random.pick(divisors);
-    const auto split = [&](int at_most_hbm) {
-      Placement place;
-      place.hbm = static_cast<int>(random.between(0, at_most_hbm));
-      place.host = static_cast<int>(random.between(0, blocks - place.hbm));
-      place.nvme = blocks - place.hbm - place.host;
-      return place;
-    };
-    if (p.zero_stage > 0 && random.chance(60)) {
-      p.optimizer = split(blocks);
-      p.update = random.chance(50) ? UpdateOn::host : UpdateOn::device;
-      if (random.chance(50)) p.gradients = Tier::host;
-      if (p.zero_stage == 3 && random.chance(50)) {
-        p.parameters = split(blocks);
-        p.update = UpdateOn::host;
-      }
-    }
-    p.recompute = random.pick<Recompute>({Recompute::none, Recompute::selective, Recompute::full});
-    p.recompute_layers = p.recompute == Recompute::none ? 0 : static_cast<int>(random.between(1, model.num_layers));
-    p.prefetch_layers = static_cast<int>(random.between(0, 3));
-    p.reduce_each = p.zero_stage < 2 && random.chance(30) ? ReduceEach::step : ReduceEach::micro_step;
-    try {
-      check_plan(p, model, "plan");
-    } catch (const InputError&) {
-      continue;
-    }
-    plans.push_back(p);
-  }
-  return plans;
-}
-
-struct Base {
-  std::string name;
-  ModelSpec model;
-  Plan plan;
+HostJob with_scratch() {
   HostJob job;
-};
-
-void check_invariance(const Base& base, Random& random, int count) {
-  std::map<std::string, HostResult> first;
-  HostJob job = base.job;
   job.options.memory.nvme_directory = scratch_directory();
   job.options.memory.poison = true;
-  for (const Plan& plan : variants(base.plan, base.model, random, count)) {
-    job.options.compute_threads = static_cast<int>(random.between(1, 2));
-    const std::string name =
-        fmt::format("{}: {} ranks, groups of {}, {}, prefetch {}, reduce each {}", base.name, plan.ranks,
-                    plan.shard_ranks, describe(plan), plan.prefetch_layers, to_string(plan.reduce_each));
-    INFO(name);
-    const HostResult found = run_host_job(base.model, plan, job);
-    for (int m = 0; m < kNumMemories; ++m) {
-      INFO("memory " << to_string(static_cast<Memory>(m)));
-      CHECK(found.used[static_cast<std::size_t>(m)] == found.planned[static_cast<std::size_t>(m)]);
-    }
-    const auto [it, fresh] = first.try_emplace(sum_order(plan), found);
-    if (fresh) {
-      CHECK(std::isfinite(found.losses.back()));
-      CHECK(found.losses.back() != found.losses.front());
-      continue;
-    }
-    CHECK(found.losses == it->second.losses);
-    CHECK(found.norms == it->second.norms);
-    CHECK((found.master == it->second.master));
-    CHECK((found.moments == it->second.moments));
-  }
+  return job;
 }
 
 }  // namespace
@@ -160,12 +66,13 @@ TEST_CASE("ZeRO stages, offload, recompute and prefetch leave every bit of losse
   for (const int ranks : {1, 2, 3, 4, 8}) {
     for (const DType type : {DType::fp32, DType::bf16}) {
       for (const ModelSpec* model : {&llama, &tied, &gpt2}) {
-        Base base{
-            fmt::format("{} {}", model->family, to_string(type)), *model, plain_plan(*model, ranks, type, 20, 2), {}};
-        check_invariance(base, random, ranks == 8 ? 2 : 5);
-        base.plan.accumulation = 3;
-        if (type == DType::bf16) base.plan.precision.accumulation = DType::fp32;
-        check_invariance(base, random, 3);
+        const std::string name = fmt::format("{} {}", model->family, to_string(type));
+        Plan base = plain_plan(*model, ranks, type, 20, 2);
+        const auto plans = variants(base, *model, random, ranks == 8 ? 2 : 5);
+        CHECK(check_invariance(name, *model, plans, with_scratch(), random) == "");
+        base.accumulation = 3;
+        if (type == DType::bf16) base.precision.accumulation = DType::fp32;
+        CHECK(check_invariance(name, *model, variants(base, *model, random, 3), with_scratch(), random) == "");
       }
     }
   }

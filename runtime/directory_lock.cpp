@@ -1,0 +1,35 @@
+#include "runtime/directory_lock.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "models/error.h"
+
+namespace zeroplan {
+
+DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
+    : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (descriptor_ < 0) {
+    throw InputError(fmt::format("{}: expected a directory: {}", directory.string(), std::strerror(errno)));
+  }
+  while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    const int code = errno;
+    if (code == EINTR) continue;
+    if (code == ENOLCK || code == EOPNOTSUPP || code == ENOSYS) return;
+    ::close(descriptor_);
+    if (code == EWOULDBLOCK) {
+      throw InputError(fmt::format("{}: another run writes its checkpoints here; choose another directory or wait",
+                                   directory.string()));
+    }
+    throw DeviceError(fmt::format("{}: flock: {}", directory.string(), std::strerror(code)));
+  }
+}
+
+DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
+
+}  // namespace zeroplan

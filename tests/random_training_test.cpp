@@ -1,0 +1,105 @@
+// Random small GPT-2, Llama and Mistral models under random plans: twenty steps, the same bits for plans that form
+// their sums in the same order.
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "models/error.h"
+#include "tests/catch.h"
+#include "tests/plan_variants.h"
+
+using namespace zeroplan;
+using namespace zeroplan::tests;
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr std::int64_t kMostPositions = 48;
+
+Json random_gpt2(Random& random) {
+  const std::int64_t heads = random.between(1, 5);
+  return {{"model_type", "gpt2"},
+          {"n_embd", heads * random.between(1, 9)},
+          {"n_layer", random.between(1, 4)},
+          {"n_head", heads},
+          {"n_positions", kMostPositions},
+          {"vocab_size", random.between(5, 130)},
+          {"activation_function", random.pick<std::string>({"gelu_new", "gelu", "relu"})}};
+}
+
+// Heads may be wider or narrower than hidden / heads, and hidden may be odd; a rotary head is even.
+Json random_llama(Random& random) {
+  const std::int64_t kv_heads = random.between(1, 3), heads = kv_heads * random.between(1, 4);
+  const std::int64_t head_dim = 2 * random.between(1, 6);
+  const bool stated = random.chance(40);
+  Json c = {{"model_type", random.chance(30) ? "mistral" : "llama"},
+            {"hidden_size", stated ? random.between(3, 50) : heads * head_dim},
+            {"intermediate_size", random.between(1, 90)},
+            {"num_hidden_layers", random.between(1, 4)},
+            {"num_attention_heads", heads},
+            {"num_key_value_heads", kv_heads},
+            {"vocab_size", random.between(5, 130)},
+            {"max_position_embeddings", kMostPositions},
+            {"rms_norm_eps", 1e-5},
+            {"hidden_act", "silu"},
+            {"tie_word_embeddings", random.chance(40)}};
+  if (stated) c["head_dim"] = head_dim;
+  if (c["model_type"] == "mistral") c["sliding_window"] = random.between(1, kMostPositions);
+  if (c["model_type"] == "llama" && random.chance(30)) c["attention_bias"] = true;
+  if (c["model_type"] == "llama" && random.chance(30)) c["mlp_bias"] = true;
+  return c;
+}
+
+Plan random_base(Random& random, const ModelSpec& model) {
+  const int ranks = random.pick<int>({1, 2, 2, 3, 4, 4, 6, 8});
+  const DType type = random.pick<DType>({DType::fp32, DType::bf16, DType::bf16, DType::fp16});
+  Plan plan =
+      plain_plan(model, ranks, type, random.chance(10) ? 1 : random.between(2, kMostPositions), random.between(1, 3));
+  plan.accumulation = random.chance(50) ? 1 : random.between(2, 4);
+  plan.loss_chunk_tokens = random.chance(20) ? std::int64_t{1} << 40 : random.between(1, 64);
+  plan.clip_norm = type == DType::fp16 ? 1.0 : random.pick<double>({0.0, 0.05, 1.0, 1.0});
+  if (random.chance(50)) plan.precision.accumulation = DType::fp32;
+  if (type == DType::bf16 && random.chance(40)) plan.precision.split_master = true;
+  if (random.chance(20)) plan.precision.states = DType::bf16;
+  return plan;
+}
+
+/// Empty, or what was wrong. One seed is one model, one batch shape and `plans` plans.
+std::string check_case(std::uint64_t seed, int plans, int* compared) {
+  Random random(seed);
+  const Json config = random.chance(40) ? random_gpt2(random) : random_llama(random);
+  const ModelSpec model = read_model(config.dump(), "random.json");
+  const Plan base = random_base(random, model);
+  HostJob job;
+  job.steps = 20;
+  job.adam.learning_rate = 3e-3;
+  if (base.loss_scaling == LossScaling::dynamic) job.loss_scale = 256;
+  const auto scratch = std::filesystem::temp_directory_path() / "zeroplan_random_training";
+  std::filesystem::create_directories(scratch);
+  job.options.memory.nvme_directory = scratch.string();
+  job.options.memory.poison = true;
+  const std::string name =
+      fmt::format("seed {}, {}, {}{}{}, states {}, sums {}, clip {}, {} tokens, chunk {}", seed, config.dump(),
+                  to_string(base.precision.weights), base.precision.master ? " master" : "",
+                  base.precision.split_master ? " split" : "", to_string(base.precision.states),
+                  to_string(base.precision.accumulation), base.clip_norm, base.seq_len, base.loss_chunk_tokens);
+  return check_invariance(name, model, variants(base, model, random, plans), job, random, compared);
+}
+
+}  // namespace
+
+TEST_CASE("Random models under random plans: the same bits after twenty steps") {
+  int compared = 0;
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) CHECK(check_case(seed, 3, &compared) == "");
+  CHECK(compared > 8);
+}
+
+TEST_CASE("Hundreds of random models under random plans: the same bits after twenty steps", "[.slow]") {
+  constexpr std::uint64_t kFirst = 1000;
+  int compared = 0;
+  const auto cases = static_cast<std::uint64_t>(slow_cases(300));
+  for (std::uint64_t seed = kFirst; seed < kFirst + cases; ++seed) CHECK(check_case(seed, 4, &compared) == "");
+  WARN(cases << " cases from seed " << kFirst << ", " << compared << " pairs of plans compared");
+}
