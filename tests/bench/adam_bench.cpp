@@ -1,6 +1,6 @@
-// Speed of the host AdamW: ninja adam_bench && build/.../adam_bench [mebi parameters]. In each round the three kernels
-// run one after the other, so that a busy machine slows all of them; the medians over the rounds and of the rounds'
-// ratios are printed. The text of docs/benchmarks.md is this output.
+// Speed of the host AdamW: ninja adam_bench && build/.../adam_bench [mebi parameters [threads...]]. In each round the
+// three kernels run one after the other, so that a busy machine slows all of them; the medians over the rounds and of
+// the rounds' ratios are printed. The text of docs/benchmarks.md is this output.
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -167,6 +167,9 @@ int main(int argc, char** argv) {
   constexpr int kRounds = 15;
   zeroplan::Bench bench(mebi << 20);
   fmt::print("{} Mi parameters\n", mebi);
-  for (const int threads : {1, 2}) zeroplan::compare(bench, threads, kRounds);
+  std::vector<int> threads{1, 2};
+  if (argc > 2) threads.clear();
+  for (int i = 2; i < argc; ++i) threads.push_back(std::max(1, std::atoi(argv[i])));
+  for (const int count : threads) zeroplan::compare(bench, count, kRounds);
   zeroplan::paths(bench, 5);
 }
