@@ -103,8 +103,11 @@ std::string Linter::shown(std::string_view path) const {
 }
 
 std::optional<std::int64_t> Linter::data_parallel() const {
-  if (machine == nullptr) return std::nullopt;
-  return std::max(1, machine->ranks() / config.sequence_parallel);
+  // Pipeline stages are a matter of the script.
+  if (machine == nullptr || has("pipeline")) return std::nullopt;
+  const ConfigNode* tensor = value("tensor_parallel.autotp_size");
+  const std::int64_t split = tensor == nullptr ? 1 : coerced_integer(*tensor).value_or(1);
+  return std::max<std::int64_t>(1, machine->ranks() / config.sequence_parallel / std::max<std::int64_t>(1, split));
 }
 
 CheckAnswer Linter::take() {

@@ -89,10 +89,9 @@ class BatchCheck {
   }
 
   std::string ranks_text() const {
-    const int sequence = lint_.config.sequence_parallel;
-    if (sequence == 1) return fmt::format("{} ranks", *ranks_);
-    return fmt::format("{} data-parallel ranks ({} / sequence_parallel_size {})", *ranks_, lint_.machine->ranks(),
-                       sequence);
+    if (*ranks_ == lint_.machine->ranks()) return fmt::format("{} ranks", *ranks_);
+    return fmt::format("{} data-parallel of {} ranks (sequence_parallel_size, autotp_size)", *ranks_,
+                       lint_.machine->ranks());
   }
 
   void identity(const std::string& arithmetic, std::int64_t right) {

@@ -315,38 +315,129 @@ Bytes offloaded_nvme_bytes(const DeepSpeedConfig& config, const ModelSpec& model
   return Bytes(bytes * own) * machine.gpus_per_node;
 }
 
-GpuStates gpu_states(const DeepSpeedConfig& config, std::int64_t parameters, int ranks) {
-  const auto all = static_cast<double>(parameters), own = static_cast<double>(divided_up(parameters, ranks));
-  const double b = size_of(config.precision);
-  const double m = config.master_16bit ? 2 : 4, adam = config.states_16bit ? 4 : 8;
-  // Lion and others keep less: count masters and gradients only.
-  const double states = config.flat_adam() ? adam : 0;
-  if (config.stage == 0) {
-    const double each = config.precision == DType::fp32 ? 8 + states : 16 + states;
-    return {Bytes(each * all), fmt::format("{:g} bytes a parameter, nothing is sharded", each)};
+namespace {
+
+/// What the optimizer keeps of each element. Lion and others keep less than Adam: nothing is counted for them.
+double state_bytes(const DeepSpeedConfig& config) { return config.flat_adam() ? config.states_16bit ? 4 : 8 : 0; }
+
+/// Stage 0 (deepspeed.md 3): Adam or AdamW by name is FusedAdam in flat buffers; others are updated tensor by tensor.
+GpuStates states_unsharded(const DeepSpeedConfig& config, double all) {
+  const double each = state_bytes(config) + (config.precision == DType::fp32          ? 8
+                                             : config.optimizer && config.flat_adam() ? 16
+                                                                                      : 12);
+  return {Bytes(each * all), fmt::format("{:g} bytes a parameter, nothing is sharded", each)};
+}
+
+GpuStates states_below_3(const DeepSpeedConfig& config, double all, double own, int ranks) {
+  const double b = size_of(config.precision), m = config.master_16bit ? 2 : 4, states = state_bytes(config);
+  const bool fp32_sums = b < 4 && config.grad_accum == DType::fp32;
+  const auto answer = [&](double whole, double each) {
+    return GpuStates{Bytes(whole * all + each * own),
+                     fmt::format("{:g} bytes of each parameter, {:g} of the share of {} ranks", whole, each, ranks)};
+  };
+  // BF16_Optimizer (4.10): weights, fp32 sums, gradients and their cast, all unsharded.
+  if (config.stage == 1 && fp32_sums && config.precision == DType::bf16 &&
+      config.offload_optimizer.device != OffloadDevice::cpu) {
+    return answer(2 + 4 + 2 + 2, m + states);
   }
-  if (config.stage < 3) {
-    if (config.optimizer_on_host()) return {Bytes(b * all), fmt::format("{:g} bytes a parameter of weights", b)};
-    // Gradient slices, their flat copy, and that in the masters' type (deepspeed.md 4.6); with fp32 sums one fp32
-    // buffer instead (engine-rules 2.9).
-    const bool sums = config.stage == 2 && b < 4 && config.grad_accum == DType::fp32;
-    const double each = m + states + (sums ? 4 : 2 * b + (b < m ? m : 0));
-    return {Bytes(b * all + each * own),
-            fmt::format("{:g} bytes a parameter of weights, {:g} of the share of {} ranks", b, each, ranks)};
-  }
+  // Stage 1 holds all gradients to the end of backward, unless they are reduced in its hooks (4.4).
+  const bool whole_gradients = config.stage == 1 && (!config.overlap_comm || config.accumulation.value_or(1) > 1);
+  if (config.optimizer_on_host()) return answer(whole_gradients ? 2 * b : b, 0);
+  // The step: gradient slices, their flat copy, and that in the masters' type (4.6); with fp32 sums one buffer
+  // (engine-rules 2.9).
+  const GpuStates step = answer(b, m + states + (fp32_sums && config.stage == 2 ? 4 : 2 * b + (b < m ? m : 0)));
+  const GpuStates backward = answer(2 * b, m + states);
+  return whole_gradients && backward.bytes > step.bytes ? backward : step;
+}
+
+/// Shards, the permanent bucket, hpZ's second shards, and what a sub-group's step casts (5.3, 5.7, 5.10).
+GpuStates states_at_3(const DeepSpeedConfig& config, double all, double own, int ranks) {
+  const double b = size_of(config.precision), m = config.master_16bit ? 2 : 4, states = state_bytes(config);
+  const double g = size_of(config.grad_accum.value_or(config.precision));
   const double bucket = config.contiguous_gradients ? static_cast<double>(config.reduce_bucket) *
                                                           size_of(config.communication.value_or(config.precision))
                                                     : 0;
-  const double g = size_of(config.grad_accum.value_or(config.precision));
   const double ratio = config.optimizer_on_nvme() ? 1 : config.offload_optimizer.ratio;
   const double kept = config.optimizer_on_host() ? (1 - ratio) * (m + states) : m + states + g;
   const double each = (config.parameters_on_host() ? 0 : b) + kept;
-  // A sub-group's gradients are put together and cast (deepspeed.md 5.7).
   const double group = std::min(own, std::max(1.0, static_cast<double>(config.sub_group)));
   const double transient = config.optimizer_on_host() ? 0 : (g < 4 ? g + 4 : 4) * group;
-  return {Bytes(each * own + bucket + transient),
-          fmt::format("{:g} bytes a parameter of the share of {} ranks, a bucket of {}, {} for a sub-group", each,
-                      ranks, format_gib(Bytes(bucket)), format_gib(Bytes(transient)))};
+  const auto secondary = static_cast<double>(std::min<std::int64_t>(config.hpz_ranks, ranks));
+  const double second = secondary > 1 && !config.parameters_on_host() ? b * all / secondary : 0;
+  return {Bytes(each * own + bucket + transient + second),
+          fmt::format("{:g} bytes a parameter of the share of {} ranks, a bucket of {}, {} for a sub-group{}", each,
+                      ranks, format_gib(Bytes(bucket)), format_gib(Bytes(transient)),
+                      second > 0 ? fmt::format(", {} for hpZ", format_gib(Bytes(second))) : "")};
+}
+
+/// What the loading and saving of the model takes on a host.
+void lint_load_and_save(Linter& lint) {
+  const DeepSpeedConfig& config = lint.config;
+  if (lint.model == nullptr || lint.machine == nullptr) return;
+  const MachineSpec& machine = *lint.machine;
+  const Bytes whole = bytes_of(lint.model->parameters(), config.precision), usable = machine.usable_dram();
+  if (whole * machine.gpus_per_node > usable) {
+    lint.report("load-host-memory", "",
+                fmt::format("{} processes of a node that each load the model take {}, and {} leaves {}: load it below "
+                            "deepspeed.zero.Init, or on one rank of a node at a time.",
+                            machine.gpus_per_node, format_gib(whole * machine.gpus_per_node), machine.name,
+                            format_gib(usable)));
+  }
+  const Bytes offloaded = offloaded_host_bytes(config, *lint.model, machine).exact;
+  if (config.stage == 3 && config.gather_on_save && offloaded <= usable && offloaded + whole > usable) {
+    lint.report(
+        "save-host-memory", "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        fmt::format("saving collects {} of weights in rank 0's host memory{}; {} leaves {}.", format_gib(whole),
+                    offloaded > Bytes() ? fmt::format(" beside {} of offloaded states", format_gib(offloaded)) : "",
+                    machine.name, format_gib(usable)),
+        "\"stage3_gather_16bit_weights_on_model_save\": false, and zero_to_fp32.py afterwards");
+  }
+}
+
+void lint_swap_sizes(Linter& lint) {
+  const DeepSpeedConfig& config = lint.config;
+  if (lint.model == nullptr || lint.machine == nullptr) return;
+  const int ranks = sharding_ranks(config, lint.machine->ranks());
+  const std::int64_t own = divided_up(lint.model->parameters(), ranks);
+  const std::int64_t group = std::min(own, std::max<std::int64_t>(1, config.sub_group));
+  const std::string section = kZero + "offload_optimizer";
+  if (config.optimizer_on_nvme()) {
+    const Bytes locked = bytes_of(group, DType::fp32) * static_cast<double>(config.offload_optimizer.buffer_count);
+    lint.report(
+        "swap-buffers-locked", lint.has(section + ".buffer_count") ? section + ".buffer_count" : section,
+        fmt::format(
+            "{} buffers of a sub-group in fp32 are page-locked: {} a rank, {} a node; ulimit -l has to allow it.",
+            config.offload_optimizer.buffer_count, format_gib(locked),
+            format_gib(locked * lint.machine->gpus_per_node)),
+        "\"sub_group_size\": 100000000 makes them smaller");
+  }
+  if (config.optimizer_on_nvme() && config.parameters_on_nvme() && config.offload_optimizer.fast_init &&
+      config.offload_param.buffer_size < group) {
+    lint.report("fast-init-buffer", section + ".fast_init",
+                fmt::format("fast_init writes sub-groups of {} elements through parameter buffers of {}.",
+                            format_count(group), format_count(config.offload_param.buffer_size)),
+                "\"fast_init\": false, or a larger offload_param.buffer_size");
+  }
+  const Bytes largest = bytes_of(divided_up(largest_parameter(*lint.model), ranks), config.precision);
+  const Bytes least(std::max<double>(kMiB, static_cast<double>(config.aio_block_bytes)));
+  if (config.parameters_on_nvme() && largest < least) {
+    lint.report(
+        "aio-block-large", lint.has("aio.block_size") ? "aio.block_size" : kZero + "offload_param",
+        fmt::format("the largest parameter's share is {:.1f} MiB, and tensors are swapped from {:.1f} MiB on: none is.",
+                    largest.base() / kMiB, least.base() / kMiB),
+        "\"block_size\": 1048576, or \"device\": \"cpu\"");
+  }
+}
+
+}  // namespace
+
+GpuStates gpu_states(const DeepSpeedConfig& config, std::int64_t parameters, int ranks) {
+  const auto all = static_cast<double>(parameters), own = static_cast<double>(divided_up(parameters, ranks));
+  GpuStates states = config.stage == 0  ? states_unsharded(config, all)
+                     : config.stage < 3 ? states_below_3(config, all, own, ranks)
+                                        : states_at_3(config, all, own, ranks);
+  if (!config.optimizer) states.arithmetic += "; the file names no optimizer, Adam is assumed";
+  return states;
 }
 
 void lint_memory(Linter& lint) {
@@ -357,6 +448,8 @@ void lint_memory(Linter& lint) {
   lint_gpu(lint);
   lint_host(lint);
   lint_disk(lint);
+  lint_load_and_save(lint);
+  lint_swap_sizes(lint);
 }
 
 }  // namespace zeroplan

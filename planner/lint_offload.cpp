@@ -145,6 +145,14 @@ void lint_aio(Linter& lint) {
   } else if (!used && lint.has("aio")) {
     lint.report("aio-dead", "aio", "aio is read when something is offloaded to NVMe (stage 3): no effect here.");
   }
+  const bool other = lint.machine != nullptr && !lint.machine->host_device && lint.machine->gpu.vendor != "NVIDIA";
+  if (other && lint.is_true("aio.use_gds")) {
+    lint.report("gds-vendor", "aio.use_gds", "use_gds needs CUDA: AssertionError at start.", "\"use_gds\": false");
+  }
+  if (other && config.offload_optimizer.super_offload) {
+    lint.report("super-offload-vendor", kOptimizer + ".super_offload",
+                "super_offload needs CUDA: AssertionError at engine start.", "remove it");
+  }
   if (used && lint.is_true("aio.use_gds") && config.parameters_on_nvme()) {
     const double pool = static_cast<double>(config.offload_param.buffer_count) *
                         static_cast<double>(config.offload_param.buffer_size) * size_of(config.precision);

@@ -281,6 +281,15 @@ void lint_rates(Linter& lint) {
         fmt::format("warm-up takes {} of {} steps: the rate never decays.",
                     lint.shown("scheduler.params.warmup_num_steps"), lint.shown("scheduler.params.total_num_steps")));
   }
+  const ConfigNode* shape = lint.value("scheduler.params.warmup_type");
+  if (shape != nullptr && shape->text != "log" && shape->text != "linear") {
+    Finding& finding =
+        lint.report("scheduler-warmup-type", "scheduler.params.warmup_type",
+                    fmt::format("{} is neither log nor linear: a warning, and log is used.", lint.file.excerpt(*shape)),
+                    "\"warmup_type\": \"linear\" or \"log\"");
+    if (same_but_case(shape->text, "linear")) lint.replace(finding, *shape, "\"linear\"");
+    if (same_but_case(shape->text, "log")) lint.replace(finding, *shape, "\"log\"");
+  }
   const ConfigNode* top = lint.value("scheduler.params.warmup_max_lr");
   const ConfigNode* rate = lint.value("optimizer.params.lr");
   if (top != nullptr && rate != nullptr && top->is_number() && rate->is_number() && top->number != rate->number) {

@@ -77,6 +77,13 @@ void lint_quantized(Linter& lint) {
                 "\"zero_quantized_gradients\": true, or remove it");
     return;
   }
+  if (lint.model != nullptr) {
+    const Bytes buffers(1.1 * static_cast<double>(lint.model->parameters()));  // p and p / local bytes, and scales
+    lint.report(
+        "loco-memory", loco,
+        fmt::format("LoCo keeps error buffers of about 1.1 bytes of each parameter on every GPU, not sharded: {}.",
+                    format_gib(buffers)));
+  }
   for (const char* name : {"err_beta", "reset_T"}) {
     if (node->find(name) != nullptr) continue;
     lint.report("loco-keys", loco, fmt::format("{} is missing: KeyError at the first reduction.", name),

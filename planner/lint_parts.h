@@ -38,7 +38,8 @@ class Linter {
   /// The key's line, or that of the nearest section above it that is there.
   int line_of(std::string_view path) const;
 
-  /// Ranks that share one batch: all ranks / sequence_parallel_size. Nothing without a machine.
+  /// Ranks that read different samples: all ranks / sequence_parallel_size / autotp_size. Nothing without a machine,
+  /// or with a pipeline.
   std::optional<std::int64_t> data_parallel() const;
 
   // Corrections; each appends to the finding's edits.

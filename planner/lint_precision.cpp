@@ -164,6 +164,11 @@ void lint_communication(Linter& lint) {
                                                     format_gib(bytes_of(config.reduce_bucket, DType::fp32)))
                                       : ""));
   }
+  if (config.communication && config.sequence_parallel > 1) {
+    lint.report(
+        "communication-replaced", "communication_data_type",
+        "with sequence_parallel_size above 1 seq_parallel_communication_data_type counts instead, fp32 by default.");
+  }
   if (config.autocast && config.quantized_weights) {
     lint.report("autocast-with-qwz", "zero_optimization.zero_quantized_weights",
                 "zero_quantized_weights with torch_autocast: DeepSpeed stops with an AssertionError.",

@@ -214,6 +214,16 @@ void lint_defaults(Linter& lint) {
                 "pin_memory is not given: pinned since August 2026 (PR 8207), pageable and slower before.",
                 "\"pin_memory\": true");
   }
+  const bool bucketed = config.contiguous_gradients || config.optimizer_on_host();
+  if (config.shards() && bucketed && !lint.has(in_zero("reduce_bucket_size"))) {
+    const Bytes bucket = bytes_of(config.reduce_bucket, config.precision);
+    lint.report("default-bucket", "zero_optimization",
+                fmt::format("reduce_bucket_size is not given: 5e8 elements, {}{}.", format_gib(bucket),
+                            config.stage == 3     ? " for good"
+                            : config.overlap_comm ? " twice in backward"
+                                                  : " in backward"),
+                "\"reduce_bucket_size\": 50000000 to 500000000");
+  }
   const bool checked = config.stage == 1 || config.stage == 2;
   const std::string brain = lint.has("bf16") ? "bf16" : "bfloat16";
   if (checked && lint.is_true(brain + ".enabled") && !lint.has(brain + ".check_grad_overflow")) {
@@ -255,6 +265,14 @@ void lint_other_sections(Linter& lint) {
                   "contiguous_memory_optimization needs number_checkpoints to lay out its buffers.",
                   "\"number_checkpoints\": the number of checkpointed layers");
     }
+  }
+  const ConfigNode* sparse = lint.value("sparse_attention.mode");
+  constexpr std::array<std::string_view, 5> kModes = {"dense", "fixed", "variable", "bigbird", "bslongformer"};
+  if (sparse != nullptr && std::ranges::find(kModes, sparse->text) == kModes.end()) {
+    lint.report("sparse-attention-mode", "sparse_attention.mode",
+                fmt::format("{} is none of {}: NotImplementedError at start.", lint.file.excerpt(*sparse),
+                            fmt::join(kModes, ", ")),
+                "one of them, or remove the section");
   }
   if (stage > 0 && lint.is_true("sparse_gradients")) {
     Finding& finding =

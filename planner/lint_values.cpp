@@ -95,7 +95,9 @@ class ValueCheck {
 
   void wrong_type() {
     report("wrong-type",
-           fmt::format("{} is {}, expected {}: {}.", leaf_of(path_), shown_, name_of(key_.type), refused()));
+           fmt::format("{} is {}, expected {}: {}.", leaf_of(path_), shown_, name_of(key_.type), refused()),
+           fmt::format("\"{}\": {}{}", leaf_of(path_), name_of(key_.type),
+                       key_.default_text.empty() ? "" : fmt::format(" (the default is {})", key_.default_text)));
   }
 
   // "auto" -----------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class ValueCheck {
     if (node_.kind == Kind::text) return number_in_quotes(false);
     if (!node_.is_number()) return wrong_type();
     if (!std::isfinite(node_.number)) {
-      report("out-of-range", fmt::format("{} is infinite: {}.", shown_, refused()));
+      report("out-of-range", fmt::format("{} is infinite: {}.", shown_, refused()), "a finite number");
       return;
     }
     range(node_.number);

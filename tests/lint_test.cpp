@@ -434,6 +434,18 @@ TEST_CASE("Contradictions that DeepSpeed checks are found before it does") {
        "scheduler-param-missing"},
       {with(R"("scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}})"), "scheduler-param-unknown"},
       {with(R"("scheduler": {"type": "cosine"})"), "scheduler-unknown"},
+      {with(R"("sparse_attention": {"mode": "odd"})"), "sparse-attention-mode"},
+      {with(R"("scheduler": {"type": "WarmupLR", "params": {"warmup_type": "Linear"}})"), "scheduler-warmup-type"},
+      {zero(R"("stage": 3, "zero_quantized_gradients": true, "zeropp_loco_param": {"err_beta": 0.8, "reset_T": 1024})"),
+       "loco-memory"},
+      {zero(R"("stage": 3)"), "default-bucket"},
+      {zero(R"("stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/d"})"), "swap-buffers-locked"},
+      {zero(
+           R"("stage": 3, "sub_group_size": 1e9, "offload_param": {"device": "nvme", "nvme_path": "/d"}, "offload_optimizer": {"device": "nvme", "nvme_path": "/d", "fast_init": true})"),
+       "fast-init-buffer"},
+      {with(
+           R"("aio": {"block_size": 1073741824}, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/d"}})"),
+       "aio-block-large"},
       {"[1, 2]", "top-level-shape"},
       {R"({"gradient_accumulation_steps": 2})", "batch-missing"},
       {R"({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2})", "batch-identity"},
@@ -549,7 +561,17 @@ TEST_CASE("Bytes in the step are those that were measured") {
     return gpu_states(read_deepspeed_config(file), kParameters, ranks).bytes.base() / kParameters;
   };
   const std::string small = R"("reduce_bucket_size": 3000000)";
-  CHECK(each(zero(R"("stage": 0)"), 4) == Approx(24.03).epsilon(0.01));
+  const std::string adam = R"("optimizer": {"type": "AdamW"}, "zero_optimization": )";
+  CHECK(each(with(adam + R"({"stage": 0})"), 4) == Approx(24.03).epsilon(0.01));
+  CHECK(each(R"({"optimizer": {"type": "AdamW"}})", 4) == Approx(16.02).epsilon(0.01));
+  CHECK(each(zero(R"("stage": 1, "overlap_comm": true, )" + small), 4) == Approx(7.16).epsilon(0.03));
+  CHECK(
+      each(
+          with(
+              R"("gradient_accumulation_steps": 2, "data_types": {"grad_accum_dtype": "fp32"}, "zero_optimization": {"stage": 1})"),
+          4) == Approx(13.15).epsilon(0.02));
+  CHECK(each(zero(R"("stage": 3, "zero_hpz_partition_size": 2, "stage3_prefetch_bucket_size": 0, )" + small), 4) ==
+        Approx(6.89).epsilon(0.02));
   CHECK(each(zero(R"("stage": 2, )" + small), 2) == Approx(12.16).epsilon(0.02));
   CHECK(each(zero(R"("stage": 2, )" + small), 8) == Approx(4.66).epsilon(0.04));
   CHECK(each(zero(R"("stage": 3, )" + small), 4) == Approx(5.89).epsilon(0.02));
@@ -736,6 +758,11 @@ bool holds_laws(const std::string& text, const ModelSpec* model, const MachineSp
   const CheckInput input{*file, model, machine};
   const CheckAnswer answer = check_deepspeed(input);
   CHECK(std::ranges::is_sorted(answer.findings, {}, &Finding::line));
+  for (const Finding& finding : answer.findings) {
+    INFO(finding.rule->id);
+    CHECK_FALSE(finding.message.empty());
+    if (finding.rule->severity == Severity::error) CHECK_FALSE(finding.fix.empty());
+  }
   const std::string report = report_check(input, answer, {});
   CHECK(report == report_check(input, check_deepspeed(input), {}));
   CHECK_FALSE(Json::parse(check_json(input, answer)).at("findings").is_null());
