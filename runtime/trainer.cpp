@@ -123,9 +123,11 @@ class Trainer {
     if (options_.resume && step_of_folder(checkpoints_)) {
       checkpoints_ = checkpoints_.has_parent_path() ? checkpoints_.parent_path() : ".";
     }
-    if (world_.rank() != 0) return;
-    if (!options_.resume) make_directories(checkpoints_);
-    lock_.emplace(checkpoints_);
+    if (world_.rank() == 0) {
+      if (!options_.resume) make_directories(checkpoints_);
+      lock_.emplace(checkpoints_);
+    }
+    world_.exchange("locked");
   }
 
   template <class Fill>

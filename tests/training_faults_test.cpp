@@ -1,0 +1,304 @@
+// What goes wrong in a training run: each a named error in seconds, the checkpoint before it intact, no hang.
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "models/error.h"
+#include "runtime/exact_sum.h"
+#include "runtime/op_binding.h"
+#include "runtime/stream_threads.h"
+#include "runtime/trainer.h"
+#include "tests/catch.h"
+#include "tests/child_process.h"
+#include "tests/host_job.h"
+
+using namespace zeroplan;
+using namespace zeroplan::tests;
+namespace fs = std::filesystem;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ZEROPLAN_SANITIZED 1
+#else
+#define ZEROPLAN_SANITIZED 0
+#endif
+
+namespace {
+
+ModelSpec tiny_llama(int hidden = 32) {
+  return read_model(fmt::format(R"({{"model_type": "llama", "hidden_size": {}, "intermediate_size": 88,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false}})",
+                                hidden),
+                    "tiny.json");
+}
+
+PlanFile plan_file(int ranks, int stage, DType type = DType::bf16, double clip = 1.0) {
+  PlanFile file;
+  file.model = tiny_llama();
+  file.plan = plain_plan(file.model, ranks, type, 24, 4 / ranks);
+  file.plan.zero_stage = stage;
+  file.plan.shard_ranks = stage == 0 ? 1 : ranks;
+  file.plan.clip_norm = clip;
+  file.machine.gpus_per_node = ranks;
+  return file;
+}
+
+TrainOptions options_in(const fs::path& checkpoints, std::int64_t steps) {
+  TrainOptions o;
+  o.steps = steps;
+  o.checkpoints = checkpoints.string();
+  return o;
+}
+
+std::string error_of(const PlanFile& file, const TrainOptions& options,
+                     const std::function<void(const StepReport&)>& on_step = {}) {
+  try {
+    train_threads(file, options, on_step);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("A run that diverges names the step, keeps the weights before it and the checkpoints") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_file(2, 3);
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 6);
+  o.checkpoint_every = 1;
+  o.adam.learning_rate = 1e37;
+  std::int64_t last = 0;
+  const std::string error = error_of(file, o, [&](const StepReport& r) { last = r.step; });
+  CHECK_THAT(error, HasText("training diverged at step " + std::to_string(last)) &&
+                        HasText("the weights are those of the step before"));
+  REQUIRE(last > 1);
+  CHECK(CheckpointReader(o.checkpoints, file.model, file.plan).meta().step == last - 1);
+}
+
+TEST_CASE("Without a global norm a step of bad gradients is taken: it is said, and never stored") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_file(2, 3, DType::bf16, 0.0);
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 6);
+  o.checkpoint_every = 1;
+  o.adam.learning_rate = 1e37;
+  const std::string error = error_of(file, o);
+  CHECK_THAT(error, HasText("training diverged") && (HasText("go back to a checkpoint") || HasText("no checkpoint")));
+  // What is stored is finite.
+  const CheckpointReader reader(o.checkpoints, file.model, file.plan);
+  std::vector<float> master(64);
+  reader.read({1, 0, 64}, master, {}, {});
+  for (const float x : master) CHECK(std::isfinite(x));
+}
+
+TEST_CASE("An exception of the caller's own ends every rank and comes back as it was") {
+  const PlanFile file = plan_file(4, 3);
+  TrainOptions o;
+  o.steps = 100000;
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_THROWS_AS(train_threads(file, o,
+                                [](const StepReport& r) {
+                                  if (r.step == 3) throw std::length_error("enough");
+                                }),
+                  std::length_error);
+  CHECK_THROWS_AS(train_threads(file, o, [](const StepReport&) { throw 7; }), int);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("A second run in a directory of checkpoints is refused while the first one trains") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_file(2, 2);
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
+  std::string second, resumed;
+  train_threads(file, o, [&](const StepReport& r) {
+    if (r.step != 1) return;
+    second = error_of(file, o);
+    TrainOptions again = o;
+    again.resume = true;
+    resumed = error_of(file, again);
+  });
+  CHECK_THAT(second, HasText("another run writes its checkpoints here"));
+  CHECK_THAT(resumed, HasText("another run writes its checkpoints here"));
+  o.resume = true;
+  CHECK(error_of(file, o) == "");
+}
+
+TEST_CASE("A run resumes only what fits it, and from a named step goes on beside it") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_file(2, 3);
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
+  train_threads(file, o, {});
+  o.resume = true;
+  CHECK_THAT(error_of(plan_file(2, 3, DType::fp32), o), HasText("weights are bf16 there and fp32 in the plan"));
+  PlanFile wider = file;
+  wider.model = tiny_llama(64);
+  CHECK_THAT(error_of(wider, o), HasText("hidden_size is 32 there and 64 here"));
+  PlanFile more = file;
+  more.plan.accumulation = 2;
+  CHECK_THAT(error_of(more, o), HasText("global batch"));
+  o.checkpoints = (fs::path(scratch.path()) / "ck/step-000002").string();
+  CHECK(error_of(file, o) == "");
+  CHECK(fs::exists(fs::path(scratch.path()) / "ck/step-000004/manifest.json"));
+  CHECK_FALSE(fs::exists(fs::path(scratch.path()) / "ck/step-000002/step-000004"));
+}
+
+#if !ZEROPLAN_SANITIZED  // they reserve address space themselves
+TEST_CASE("However little memory there is: a result or a named error, on every rank, and no hang") {
+  int failed = 0, done = 0;
+  for (const int more : {0, 1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 80, 96, 128, 192, 256, 4096}) {
+    INFO(more << " MiB more");
+    const std::string text = in_child([&]() -> std::string {
+      std::ifstream file("/proc/self/statm");
+      rlim_t pages = 0;
+      file >> pages;
+      const rlim_t limit = pages * 4096 + static_cast<rlim_t>(more) * (1 << 20);
+      const rlimit both{limit, limit};
+      if (setrlimit(RLIMIT_AS, &both) != 0) return "no limit";
+      TrainOptions o;
+      o.steps = 2;
+      o.cores = 8;
+      o.ranks_here = 4;
+      try {
+        train_threads(plan_file(4, 3), o, {});
+      } catch (const DeviceError&) {
+        return "DeviceError";
+      }
+      return "done";
+    });
+    CHECK((text == "DeviceError" || text == "done"));
+    (text == "done" ? done : failed) += 1;
+  }
+  CHECK(failed > 2);
+  CHECK(done > 0);
+}
+#endif
+
+namespace {
+
+/// A rank alone, whose ops run in an order of the test's choice.
+struct LoneRank {
+  LoneRank()
+      : model(tiny_llama()),
+        plan(plain_plan(model, 1, DType::fp32, 12, 1)),
+        constants(model_constants(model)),
+        schedule(lower(model, plan, Folding::none)),
+        memory(model, plan, schedule, 0, poisoned()),
+        rotary(rotary_table(model, constants, plan.seq_len)),
+        pool(1),
+        context{model, constants, plan, schedule, memory, rotary, 0, pool, pool, {}, input, output},
+        actions(bind_ops(context)) {
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(7 * i % 101);
+    input.inputs = input.targets = ids;
+    output.losses.resize(1);
+    for (std::uint32_t i = 0; i < schedule.buffers().size(); ++i) {
+      const Buffer& b = schedule.buffers()[i];
+      if (b.role == BufferRole::gradient) clear_padding(context, {i});
+      if (b.role == BufferRole::norm) norm = {i};
+      if (b.role != BufferRole::weights) continue;
+      const auto bytes = memory.bytes({i});
+      const std::span<float> w(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+      for (std::size_t k = 0; k < w.size(); ++k) w[k] = 0.01f * static_cast<float>(k * 37 % 19) - 0.08f;
+    }
+  }
+  static MemoryOptions poisoned() {
+    MemoryOptions options;
+    options.poison = true;
+    return options;
+  }
+
+  /// Ops in their order, but op `early` before op `before`. False when the loss or the gradients are not finite.
+  bool sound(std::uint32_t early, std::uint32_t before) {
+    for (std::uint32_t i = 0; i < actions.size(); ++i) {
+      if (i == before) actions[early]();
+      if (i != early) actions[i]();
+    }
+    const std::span<const float, ExactSum::kDigits> digits(reinterpret_cast<const float*>(memory.bytes(norm).data()),
+                                                           ExactSum::kDigits);
+    return std::isfinite(output.losses[0]) && std::isfinite(ExactSum::from_digits(digits).value());
+  }
+
+  ModelSpec model;
+  Plan plan;
+  ModelConstants constants;
+  Schedule schedule;
+  RankMemory memory;
+  RotaryTable rotary;
+  ThreadPool pool;
+  std::vector<std::int32_t> ids = std::vector<std::int32_t>(12);
+  StepInput input;
+  StepOutput output;
+  RankContext context;
+  std::vector<Action> actions;
+  BufferId norm;
+};
+
+/// The last op before `end` that reads the buffer, or none.
+std::optional<std::uint32_t> last_reader(const Schedule& schedule, BufferId buffer, std::uint32_t end) {
+  for (std::uint32_t i = end; i-- > 0;) {
+    for (const Operand& o : schedule.operands(schedule.ops()[i])) {
+      if (o.buffer.index == buffer.index && o.access != Access::write) return i;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("A schedule that frees a buffer before its last reader is found, whichever buffer it is") {
+  const LoneRank right;
+  const auto run = [](std::uint32_t early, std::uint32_t before) {
+    return in_child([=] { return LoneRank().sound(early, before) ? "sound" : "not finite"; });
+  };
+  CHECK(run(0, 0) == "sound");
+  int broken = 0;
+  for (std::uint32_t i = 0; i < right.schedule.ops().size(); ++i) {
+    const Op& op = right.schedule.ops()[i];
+    if (!std::holds_alternative<Free>(right.schedule.work(op))) continue;
+    const BufferId freed = right.schedule.operands(op)[0].buffer;
+    const auto reader = last_reader(right.schedule, freed, i);
+    if (!reader) continue;
+    INFO(label(right.schedule, op, right.model));
+    ++broken;
+    const std::string found = run(i, *reader);
+#if defined(__SANITIZE_ADDRESS__)
+    CHECK(found.starts_with("exit"));  // the sanitizer's report
+#else
+    CHECK(found == "not finite");  // the poison's NaN
+#endif
+  }
+  CHECK(broken > 20);
+}
+
+TEST_CASE("Streams: what an op throws comes back, whatever it is, and nobody waits for ever") {
+  ScheduleBuilder builder;
+  const WorkId work = builder.work(Join{});
+  std::vector<OpRef> refs;
+  for (int i = 0; i < 12; ++i) {
+    const OpRef before = refs.empty() ? OpRef{} : refs.back();
+    refs.push_back(
+        builder.add(static_cast<Stream>(i % 4), Phase::forward, -1, work, std::span<const OpRef>(&before, 1), {}));
+  }
+  const Schedule schedule = builder.finish();
+  for (std::size_t bad = 0; bad < 12; ++bad) {
+    std::vector<int> ran;
+    std::vector<Action> actions;
+    for (std::size_t i = 0; i < 12; ++i) {
+      actions.push_back([&ran, i, bad]() -> std::optional<TimePoint> {
+        if (i == bad) throw std::string("not an exception class");
+        ran.push_back(static_cast<int>(i));
+        return {};
+      });
+    }
+    std::vector<std::string> told;
+    StreamThreads threads(schedule, actions, [&](const std::string& what) { told.push_back(what); });
+    CHECK_THROWS_AS(threads.run(), std::string);
+    CHECK_THROWS_AS(threads.run(), std::string);
+    CHECK(told == std::vector<std::string>{"an exception of unknown type"});
+    CHECK(ran.size() == bad);
+  }
+}
