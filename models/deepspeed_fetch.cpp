@@ -134,6 +134,7 @@ void ParameterFetcher::copy_out(Flight& flight) {
 // --- hooks -----------------------------------------------------------------------------------------------------------
 
 void ParameterFetcher::fetch(int module, bool forward) {
+  tape_.hook();
   if (recording_) recorded_.push_back(module);
   if (!forward) {
     in_backward_ = true;
@@ -212,6 +213,7 @@ const std::vector<int>& ParameterFetcher::releasable(int module) {
 }
 
 void ParameterFetcher::release(int module, bool forward) {
+  tape_.hook();
   std::set<int> mine(own(module).begin(), own(module).end());
   std::set<int> given_up = mine;
   if (traced()) {

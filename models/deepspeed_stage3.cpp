@@ -187,6 +187,7 @@ void Stage3::offload_partition(const Pending& item) {
     tape_.pass(reduce_stream_, count * (size_of(sum_type_) + 4), {{back, Access::read}, {cast, Access::write}});
     tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, Bytes(static_cast<double>(fp32(count)))},
                {{cast, Access::read}});
+    tape_.host_waits(reduce_stream_);  // this copy blocks
     tape_.free(cast);
   }
   tape_.free(back);

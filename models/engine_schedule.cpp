@@ -119,6 +119,7 @@ class Builder {
           if (static_cast<Stream>(i) != op.awaited) wait(static_cast<Stream>(i), op.awaited);
         }
         break;
+      case TapeKind::hook:
       case TapeKind::record_stream:
       case TapeKind::empty_cache:
       case TapeKind::mark:

@@ -53,6 +53,8 @@ void EngineTape::wait(Stream waiter, Stream awaited) {
 
 void EngineTape::host_waits(Stream awaited) { push(TapeKind::host_wait).awaited = awaited; }
 
+void EngineTape::hook() { push(TapeKind::hook); }
+
 void EngineTape::record_stream(TapeId buffer, Stream user) {
   if (buffer == kNoBuffer) return;
   TapeOp& op = push(TapeKind::record_stream);

@@ -37,7 +37,7 @@ enum class Mark : std::uint8_t {
   step_end,
 };
 
-enum class TapeKind : std::uint8_t { alloc, free, work, wait, host_wait, record_stream, empty_cache, mark };
+enum class TapeKind : std::uint8_t { alloc, free, work, wait, host_wait, hook, record_stream, empty_cache, mark };
 
 struct TapeOp {
   TapeKind kind = TapeKind::mark;
@@ -70,6 +70,8 @@ class EngineTape {
   void wait(Stream waiter, Stream awaited);
   /// The host waits for `awaited`: whatever is issued later starts after it.
   void host_waits(Stream awaited);
+  /// The host runs one of the engine's module hooks: Python time between what stands before and after.
+  void hook();
   /// Tensor.record_stream: once freed, the block is reusable only when `user` has passed this point.
   void record_stream(TapeId buffer, Stream user);
   void empty_cache();

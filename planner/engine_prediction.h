@@ -7,7 +7,9 @@
 #include "models/deepspeed_engine.h"
 #include "models/eager_step.h"
 #include "models/fsdp2_engine.h"
+#include "sim/cost_model.h"
 #include "sim/engine_memory.h"
+#include "sim/memory_timeline.h"
 
 namespace zeroplan {
 
@@ -24,14 +26,20 @@ struct EngineEnvironment {
   Bytes deepspeed_process = 2.0_GiB;
   Bytes deepspeed_zero_init_process = 1.67_GiB;
   Bytes fsdp2_process = 1.5_GiB;
+  /// Times of kernels, for the host's lead; null: it has none.
+  const CostModel* cost = nullptr;
 };
 
 struct EnginePrediction {
-  RunMemory memory;   // torch.cuda's figures; blocks of other streams are reusable at once
-  Bytes reserved;     // in the steady step
-  Bytes device_used;  // by cudaMemGetInfo: reserved, context, libraries, page tables of pinned memory
-  Bytes host;         // resident set of the process
-  HostUse host_use;   // the engine's part of it
+  RunMemory memory;  // torch.cuda's figures
+  /// In the steady step. Stage 3's depends on how far the host runs ahead of the GPU: `reserved_low` when it does not,
+  /// `reserved_high` with a host twice as fast as we take it to be. All three are equal elsewhere, and without a cost
+  /// model.
+  Bytes reserved, reserved_low, reserved_high;
+  Bytes device_used;    // by cudaMemGetInfo: reserved, context, libraries, page tables of pinned memory
+  Bytes host;           // resident set of the process
+  HostUse host_use;     // the engine's part of it
+  OwnerBytes owners{};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
 
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,

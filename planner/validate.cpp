@@ -15,13 +15,20 @@ namespace {
 
 ErrorTable summarize(const std::string& source, Measured quantity, RowGroup group,
                      const std::vector<Comparison>& comparisons) {
-  ErrorTable table{source, quantity, group, 0, 0, 0, 0, {}};
+  ErrorTable table;
+  table.source = source;
+  table.quantity = quantity;
+  table.group = group;
   for (const Comparison& each : comparisons) {
     if (each.quantity != quantity || (group != RowGroup::all && each.group != group)) continue;
     const double error = each.error();
     ++table.rows;
     table.mean_error += std::abs(error);
     table.bias += error;
+    if (each.high > Bytes()) {
+      ++table.intervals;
+      table.inside += each.inside() ? 1 : 0;
+    }
     if (table.rows == 1 || std::abs(error) > table.largest_error) {
       table.largest_error = std::abs(error);
       table.worst = each;
@@ -160,6 +167,10 @@ std::string validation_text(const Validation& validation) {
                        percent(table.mean_error), percent(table.largest_error),
                        fmt::format("{:+.3f} %", 100 * table.bias), table.worst.line, table.worst.row,
                        format_gib(table.worst.predicted), format_gib(table.worst.measured));
+    if (table.intervals > 0) {
+      out += fmt::format("  {:<28}{:>5} of {} measured values in the predicted interval\n", "", table.inside,
+                         table.intervals);
+    }
   }
   if (!validation.verdicts.empty()) {
     out += fmt::format("\nFits or not: {} rows, {} wrong\n", validation.verdicts.size(), validation.verdict_errors());
@@ -186,6 +197,8 @@ std::string validation_json(const Validation& validation) {
                               {"mape", 100 * table.mean_error},
                               {"max", 100 * table.largest_error},
                               {"bias", 100 * table.bias},
+                              {"intervals", table.intervals},
+                              {"inside", table.inside},
                               {"worst",
                                {{"row", table.worst.line},
                                 {"description", table.worst.row},

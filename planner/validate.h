@@ -38,6 +38,9 @@ struct Comparison {
   int line = 0;                    // of the source
   std::string row;                 // short description
   Bytes predicted, measured;
+  Bytes low, high;  // the predicted interval; both 0: none is given
+  /// The measured value lies in the interval, or within half a percent of it.
+  bool inside() const { return measured >= low * 0.995 && measured <= high * 1.005; }
   /// predicted / measured - 1.
   double error() const { return predicted / measured - 1.0; }
 };
@@ -65,6 +68,8 @@ struct ErrorTable {
   double mean_error = 0;     // of |error|: MAPE / 100
   double largest_error = 0;  // of |error|
   double bias = 0;           // mean of error
+  int intervals = 0;         // rows with an interval, and how many measured values lie in it
+  int inside = 0;
   Comparison worst;
 };
 

@@ -150,7 +150,12 @@ class Comparisons {
       : row_(row), label_(std::move(label)), group_(group) {}
   void add(Measured quantity, Bytes predicted, const JsonValue* measured) {
     if (measured == nullptr) return;
-    list_.push_back({quantity, group_, row_.line(), label_, predicted, gib(*measured)});
+    list_.push_back({quantity, group_, row_.line(), label_, predicted, gib(*measured), {}, {}});
+  }
+  /// Of the quantity added last.
+  void interval(Bytes low, Bytes high) {
+    list_.back().low = low;
+    list_.back().high = high;
   }
   std::vector<Comparison> take() { return std::move(list_); }
 
@@ -161,7 +166,7 @@ class Comparisons {
   std::vector<Comparison> list_;
 };
 
-void compare_steady(Comparisons& list, const JsonValue& row, const EnginePrediction& prediction) {
+void compare_steady(Comparisons& list, const JsonValue& row, const EnginePrediction& prediction, bool stage_3) {
   const auto peaks = row.at("peaks").items();
   const StepMemory& steady = prediction.memory.steps.back();
   const JsonValue& last = peaks.back();
@@ -170,6 +175,7 @@ void compare_steady(Comparisons& list, const JsonValue& row, const EnginePredict
   list.add(Measured::allocated_bwd, steady.backward, last.find("bwd"));
   list.add(Measured::allocated_step, steady.step, last.find("step"));
   list.add(Measured::reserved, prediction.reserved, last.find("reserved"));
+  if (stage_3 && last.find("reserved") != nullptr) list.interval(prediction.reserved_low, prediction.reserved_high);
   list.add(Measured::device_used, prediction.device_used, row.find("device_used_gib"));
 }
 
@@ -204,6 +210,21 @@ std::string RowPredictor::describe(const JsonValue& row) {
   return text;
 }
 
+const CostModel* RowPredictor::cost_of(const JsonValue& row, DType type) {
+  std::string gpu = text_of(row, "gpu", "");
+  if (gpu.starts_with("NVIDIA ")) gpu = gpu.substr(7);
+  if (gpu.empty()) return nullptr;
+  const auto [entry, fresh] = costs_.try_emplace(gpu + " " + std::string(to_string(type)));
+  if (fresh) {
+    try {
+      const MachineSpec machine = machine_for(parse_gpu_request("1x" + gpu), 1);
+      entry->second = std::make_unique<MachineCostModel>(machine, 1, type);
+    } catch (const InputError&) {  // another card: the least that is reserved is predicted
+    }
+  }
+  return entry->second.get();
+}
+
 const EagerStep& RowPredictor::step_of(const std::string& model, bool measured, const EagerOptions& options) {
   const std::string key =
       fmt::format("{} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch, options.tokens.seq_len,
@@ -224,8 +245,14 @@ std::vector<Comparison> RowPredictor::activations(const JsonValue& row) {
   const auto add = [&](Measured quantity, Bytes predicted, std::string_view key) {
     const JsonValue* measured = row.find(key);
     if (measured == nullptr) return;
-    list.push_back({quantity, RowGroup::all, row.line(), describe(row), predicted,
-                    Bytes(static_cast<double>(measured->as_int(0, kMany << 10)))});
+    list.push_back({quantity,
+                    RowGroup::all,
+                    row.line(),
+                    describe(row),
+                    predicted,
+                    Bytes(static_cast<double>(measured->as_int(0, kMany << 10))),
+                    {},
+                    {}});
   };
   add(Measured::saved, peaks.saved, "saved");
   add(Measured::fwd_peak, peaks.forward, "fwd_peak");
@@ -240,13 +267,15 @@ RowPredictor::Answer RowPredictor::deepspeed(const JsonValue& row, std::string_v
   check_parameters(row, step, false);
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
+  environment.cost = cost_of(row, options.type);
   const EnginePrediction prediction = predict_deepspeed(step, options.tokens, job, environment);
   Answer answer;
   answer.row = describe(row);
   answer.verdicts.push_back(verdict_of(row, answer.row, prediction));
   if (prediction.memory.steps.empty() || row.at("peaks").items().empty()) return answer;
-  Comparisons list(row, answer.row, job.config.stage == 3 ? RowGroup::stage_3 : RowGroup::stages_0_to_2);
-  compare_steady(list, row, prediction);
+  const bool stage_3 = job.config.stage == 3;
+  Comparisons list(row, answer.row, stage_3 ? RowGroup::stage_3 : RowGroup::stages_0_to_2);
+  compare_steady(list, row, prediction, stage_3);
   list.add(Measured::init_peak, prediction.memory.init_peak, row.find("init_peak_gib"));
   if (job.config.optimizer_on_host() || job.config.parameters_on_host()) {
     list.add(Measured::host, prediction.host, row.at("peaks").items().back().find("rss"));
@@ -270,7 +299,7 @@ RowPredictor::Answer RowPredictor::fsdp2(const JsonValue& row) {
   answer.verdicts.push_back(verdict_of(row, answer.row, prediction));
   if (prediction.memory.steps.empty() || row.at("peaks").items().empty()) return answer;
   Comparisons list(row, answer.row, RowGroup::all);
-  compare_steady(list, row, prediction);
+  compare_steady(list, row, prediction, false);
   if (engine.offload) list.add(Measured::host, prediction.host, row.find("host_maxrss_gib"));
   answer.comparisons = list.take();
   return answer;

@@ -9,6 +9,7 @@
 #include "models/eager_step.h"
 #include "models/json_reader.h"
 #include "planner/validate.h"
+#include "sim/cost_model.h"
 
 namespace zeroplan {
 
@@ -26,12 +27,16 @@ class RowPredictor {
   static std::string describe(const JsonValue& row);
 
  private:
+  /// Kernel times on the row's GPU; null when the catalog does not know it. Collectives of the fake process groups that
+  /// rows were measured with take no time.
+  const CostModel* cost_of(const JsonValue& row, DType type);
   const EagerStep& step_of(const std::string& model, bool as_measured, const EagerOptions& options);
   std::vector<Comparison> activations(const JsonValue& row);
   Answer deepspeed(const JsonValue& row, std::string_view text);
   Answer fsdp2(const JsonValue& row);
 
   std::map<std::string, EagerStep> steps_;
+  std::map<std::string, std::unique_ptr<MachineCostModel>> costs_;
 };
 
 }  // namespace zeroplan

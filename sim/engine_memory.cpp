@@ -3,19 +3,91 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <deque>
+#include <queue>
+#include <unordered_map>
+
+#include "sim/cost_model.h"
 
 namespace zeroplan {
 namespace {
 
 Bytes bytes(std::int64_t value) { return Bytes(static_cast<double>(value)); }
 
+/// The host's clock and the streams', and which freed blocks wait for a stream to pass.
+class Clocks {
+ public:
+  Clocks(const EngineTape& tape, const WorkTimes& times) : tape_(tape), times_(times) {}
+
+  void work(const TapeOp& op) {
+    const bool reduction = op.stream == Stream::reduce && std::holds_alternative<Collective>(tape_.works()[op.id]);
+    if (reduction) wait_for_reductions();
+    host_ +=
+        times_.pace.scale * (op.phase == Phase::forward ? times_.pace.kernel_forward : times_.pace.kernel_backward);
+    Seconds& end = stream(op.stream);
+    end = std::max(end, host_) + times_.seconds[op.id];
+    if (reduction) reductions_.push_back(end);
+  }
+  void hook() { host_ += times_.pace.scale * times_.pace.hook; }
+  void wait(Stream waiter, Stream awaited) { stream(waiter) = std::max(stream(waiter), stream(awaited)); }
+  void host_wait(Stream awaited) { host_ = std::max(host_, stream(awaited)); }
+  void synchronize() {
+    for (const Seconds end : streams_) host_ = std::max(host_, end);
+  }
+
+  void record(std::uint32_t buffer, Stream user) { users_[buffer].push_back(user); }
+  /// The buffer is freed now. Defers the block's return if a stream that uses it has not come so far.
+  void freed(std::uint32_t buffer, CachingAllocator& allocator, CachingAllocator::Block block) {
+    const auto users = users_.find(buffer);
+    if (users == users_.end()) return;
+    Seconds passed;
+    for (const Stream user : users->second) passed = std::max(passed, stream(user));
+    users_.erase(users);
+    if (passed <= host_) return;
+    allocator.record_stream(block, next_event_);
+    events_.push({passed, next_event_++});
+  }
+  /// Blocks whose streams have passed by now return.
+  void give_back(CachingAllocator& allocator) {
+    while (!events_.empty() && events_.top().first <= host_) {
+      allocator.complete(events_.top().second);
+      events_.pop();
+    }
+  }
+
+ private:
+  static constexpr int kFirstEvent = 1000;  // beyond any stream's number
+  using Event = std::pair<Seconds, int>;
+
+  Seconds& stream(Stream which) { return streams_[static_cast<std::size_t>(which)]; }
+  void wait_for_reductions() {
+    while (!reductions_.empty() && reductions_.front() <= host_) reductions_.pop_front();
+    if (static_cast<int>(reductions_.size()) <= times_.pace.reductions) return;
+    host_ = std::max(host_, reductions_.front());
+    reductions_.pop_front();
+  }
+
+  const EngineTape& tape_;
+  const WorkTimes& times_;
+  Seconds host_;
+  std::array<Seconds, kNumStreams> streams_{};
+  std::deque<Seconds> reductions_;  // ends of those under way
+  std::unordered_map<std::uint32_t, std::vector<Stream>> users_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  int next_event_ = kFirstEvent;
+};
+
 class Replay {
  public:
-  Replay(const EngineTape& tape, const AllocatorOptions& options, PeakCounting counting, HostLead lead)
-      : tape_(tape), allocator_(options), counting_(counting), lead_(lead), blocks_(tape.buffers().size()) {}
+  Replay(const EngineTape& tape, const AllocatorOptions& options, PeakCounting counting, const WorkTimes* times)
+      : tape_(tape), allocator_(options), counting_(counting), blocks_(tape.buffers().size()) {
+    if (times != nullptr) clocks_.emplace(tape, *times);
+  }
 
   RunMemory run() {
     for (const TapeOp& op : tape_.ops()) {
+      if (clocks_) tick(op);
       if (!play(op)) break;
     }
     reset();
@@ -24,20 +96,45 @@ class Replay {
   }
 
  private:
+  void tick(const TapeOp& op) {
+    switch (op.kind) {
+      case TapeKind::alloc:
+        clocks_->give_back(allocator_);
+        break;
+      case TapeKind::free:
+        clocks_->freed(op.id, allocator_, blocks_[op.id]);
+        break;
+      case TapeKind::record_stream:
+        if (pool_of(op.stream) != tape_.buffer(static_cast<TapeId>(op.id)).pool) clocks_->record(op.id, op.stream);
+        break;
+      case TapeKind::wait:
+        clocks_->wait(op.stream, op.awaited);
+        break;
+      case TapeKind::host_wait:
+        clocks_->host_wait(op.awaited);
+        break;
+      case TapeKind::hook:
+        clocks_->hook();
+        break;
+      case TapeKind::work:
+        clocks_->work(op);
+        break;
+      case TapeKind::empty_cache:
+        clocks_->synchronize();
+        break;
+      case TapeKind::mark:  // measuring scripts synchronize between phases
+        if (op.mark != Mark::micro_begin && op.mark != Mark::init_end) clocks_->synchronize();
+        clocks_->give_back(allocator_);
+        break;
+    }
+  }
+
   bool play(const TapeOp& op) {
     switch (op.kind) {
       case TapeKind::alloc:
         return alloc(op);
       case TapeKind::free:
         allocator_.free(blocks_[op.id]);
-        break;
-      case TapeKind::record_stream:
-        if (lead_ == HostLead::to_sync) allocator_.record_stream(blocks_[op.id], static_cast<int>(pool_of(op.stream)));
-        break;
-      case TapeKind::wait:
-        break;
-      case TapeKind::host_wait:
-        allocator_.complete_all();
         break;
       case TapeKind::empty_cache:
         allocator_.complete_all();
@@ -46,6 +143,10 @@ class Replay {
       case TapeKind::mark:
         mark(op.mark);
         break;
+      case TapeKind::record_stream:
+      case TapeKind::wait:
+      case TapeKind::host_wait:
+      case TapeKind::hook:
       case TapeKind::work:
         break;
     }
@@ -80,19 +181,16 @@ class Replay {
         break;
       case Mark::step_begin:
         step_ = {};
-        allocator_.complete_all();
         reset();
         break;
       case Mark::micro_begin:
         if (counting_ == PeakCounting::each_phase) reset();
         break;
       case Mark::forward_end:
-        allocator_.complete_all();
         largest(step_.forward);
         if (counting_ == PeakCounting::each_phase) reset();
         break;
       case Mark::backward_end:
-        allocator_.complete_all();
         largest(step_.backward);
         if (counting_ == PeakCounting::each_phase) reset();
         break;
@@ -115,17 +213,25 @@ class Replay {
   const EngineTape& tape_;
   CachingAllocator allocator_;
   PeakCounting counting_;
-  HostLead lead_;
   std::vector<CachingAllocator::Block> blocks_;
   RunMemory memory_;
   StepMemory step_;
+  std::optional<Clocks> clocks_;
   bool in_init_ = true;
 };
 
 }  // namespace
 
-RunMemory replay(const EngineTape& tape, const AllocatorOptions& options, PeakCounting counting, HostLead lead) {
-  return Replay(tape, options, counting, lead).run();
+WorkTimes work_times(const EngineTape& tape, const CostModel& cost) {
+  WorkTimes times;
+  times.seconds.reserve(tape.works().size());
+  for (const Work& work : tape.works()) times.seconds.push_back(cost.demand(work).alone());
+  return times;
+}
+
+RunMemory replay(const EngineTape& tape, const AllocatorOptions& options, PeakCounting counting,
+                 const WorkTimes* times) {
+  return Replay(tape, options, counting, times).run();
 }
 
 HostUse host_use(std::span<const HostBuffer> buffers) {

@@ -33,14 +33,29 @@ struct RunMemory {
   std::string failed_at;  // "initialize", "step 1 backward"
 };
 
-/// When blocks that another stream uses become reusable.
-enum class HostLead : std::uint8_t {
-  none,     // at once: the GPU keeps up with the host
-  to_sync,  // when the host next waits for the GPU: it runs ahead as far as it can
+/// How fast the host issues work, which decides how far it runs ahead of the GPU. A block that another stream uses
+/// (record_stream) becomes reusable only when that stream has passed the point at which the host freed it, so a host
+/// that leads makes the allocator reserve more. Fits forward and backward of data/groundtruth's host-bound stage-3 rows
+/// (Llama-2 7B, 1 x 2048, checkpointed: 0.28 and 0.48 s; measured 0.23 to 0.48 and 0.42 to 0.59).
+struct HostPace {
+  Seconds kernel_forward = 45.0_us;   // Python and dispatch a kernel
+  Seconds kernel_backward = 20.0_us;  // autograd's engine has no Python in between
+  Seconds hook = 250.0_us;            // one of stage 3's module hooks
+  int reductions = 2;                 // outstanding ones; beyond, the host waits for the oldest (stage3.py)
+  double scale = 1;                   // of all host times
 };
 
+/// Seconds of each of tape.works() on the GPU, every one as if alone.
+struct WorkTimes {
+  std::vector<Seconds> seconds;
+  HostPace pace;
+};
+class CostModel;
+WorkTimes work_times(const EngineTape& tape, const CostModel& cost);
+
+/// Without `times` blocks of other streams are reusable at once: the least that can be reserved.
 RunMemory replay(const EngineTape& tape, const AllocatorOptions& options, PeakCounting counting,
-                 HostLead lead = HostLead::none);
+                 const WorkTimes* times = nullptr);
 
 /// Host memory of a rank.
 struct HostUse {
