@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -193,6 +194,84 @@ TEST_CASE("fp16 with a loss scale: an overflow leaves every state alone, on all 
   const HostResult overflow = run_host_job(model, plan, job);
   CHECK(std::isnan(overflow.norms[0]));
   for (const std::byte b : overflow.moments) REQUIRE(b == std::byte{0});
+}
+
+namespace {
+
+/// Gradient of the output matrix after one step: the first moment is (1 - beta1) of it.
+std::vector<double> head_gradient(const ModelSpec& model, DType type, const HostResult& result, double beta1) {
+  std::size_t start = 0;
+  for (std::size_t b = 0; b + 1 < model.sequence.size(); ++b) {
+    const BlockKind& kind = model.kinds[static_cast<std::size_t>(model.sequence[b])];
+    start += static_cast<std::size_t>(flat_layout(kind, type, 1).padded);
+  }
+  const BlockKind& head = model.kinds[static_cast<std::size_t>(model.sequence.back())];
+  const auto tensor = static_cast<std::size_t>(head.head_tensor);
+  start += static_cast<std::size_t>(tensor_offsets(head, type)[tensor]);
+  std::vector<double> gradient;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(head.tensors[tensor].elements()); ++i) {
+    float first = 0;
+    std::memcpy(&first, result.moments.data() + 2 * (start + i) * sizeof first, sizeof first);
+    gradient.push_back(first / (1 - beta1));
+  }
+  return gradient;
+}
+
+/// A number of 7 bits that looks random, the same for an element of a tensor whatever the layout.
+float short_weight(const ModelSpec& model, DType type, int block, std::int64_t element) {
+  const BlockKind& kind = model.kinds[static_cast<std::size_t>(model.sequence[static_cast<std::size_t>(block)])];
+  std::int64_t offset = 0, tensor = 0;
+  for (const std::int64_t begins : tensor_offsets(kind, type)) {
+    if (begins <= element) offset = begins, ++tensor;
+  }
+  const auto key = static_cast<std::uint64_t>(((element - offset) * 8 + block) * 16 + tensor);
+  const std::uint64_t x = key * 0x9e3779b97f4a7c15u;
+  return static_cast<float>(static_cast<int>(((x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u) >> 57) - 64) / 512;
+}
+
+/// Root of the mean squared difference over that of `right`.
+double rms_error(const std::vector<double>& found, const std::vector<double>& right) {
+  double wrong = 0, all = 0;
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    wrong += (found[i] - right[i]) * (found[i] - right[i]);
+    all += right[i] * right[i];
+  }
+  return std::sqrt(wrong / all);
+}
+
+}  // namespace
+
+TEST_CASE("What chunks of the loss cost in bf16: the output matrix's gradient against fp32") {
+  const ModelSpec model = read_model(R"({"model_type": "llama", "hidden_size": 64, "intermediate_size": 160,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false})",
+                                     "chunks.json");
+  HostJob job;
+  job.steps = 1;
+  job.token = [](std::int64_t, std::int64_t sample, std::int64_t k) {
+    return static_cast<std::int32_t>((static_cast<std::uint64_t>(sample * 1000 + k) * 0x9e3779b97f4a7c15u) >> 56);
+  };
+  const auto gradient = [&](DType type, std::int64_t chunks, DType sums) {
+    Plan plan = plain_plan(model, 1, type, 128, 8);
+    plan.clip_norm = 0;
+    plan.precision.accumulation = sums;
+    plan.loss_chunk_tokens = 1024 / chunks;
+    job.initial = [&](int block, std::int64_t element) { return short_weight(model, type, block, element); };
+    return head_gradient(model, type, run_host_job(model, plan, job), job.adam.beta1);
+  };
+  const auto right = gradient(DType::fp32, 1, DType::fp32);
+  CHECK(rms_error(gradient(DType::fp32, 16, DType::fp32), right) < 1e-6);
+  const auto error = [&](std::int64_t chunks, DType sums) {
+    return rms_error(gradient(DType::bf16, chunks, sums), right);
+  };
+  const double once = error(1, DType::bf16), many = error(16, DType::bf16), most = error(256, DType::bf16);
+  const double wide = error(256, DType::fp32);
+  // The figures of docs/runtime.md.
+  CHECK_THAT(once, WithinRel(2.3e-3, 0.1));
+  CHECK_THAT(error(4, DType::bf16), WithinRel(2.9e-3, 0.1));
+  CHECK_THAT(many, WithinRel(4.7e-3, 0.1));
+  CHECK_THAT(most, WithinRel(1.74e-2, 0.1));
+  CHECK_THAT(wide, WithinRel(1.6e-3, 0.1));
 }
 
 TEST_CASE("A failing rank ends the step of every other rank with an error that names it") {

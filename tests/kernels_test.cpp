@@ -258,15 +258,22 @@ template <class Check>
 void for_each_kernel(Check&& check) {
   check(LinearKernel{}, "linear");
   check(LinearKernel{.tokens = 67, .in = 33, .out1 = 17, .out2 = 35, .bias = false}, "linear without bias");
+  check(LinearKernel{.tokens = 1, .in = 1, .out1 = 1, .out2 = 2}, "linear of one token and one column");
   check(NormKernel{}, "RMSNorm");
   check(NormKernel{NormFunction::layer, true, 67, 21}, "LayerNorm");
   check(NormKernel{NormFunction::layer, false, 3, 16}, "LayerNorm without bias");
   check(RotaryKernel{shape_of(3, 1, 6)}, "rotary");
+  check(RotaryKernel{shape_of(1, 1, 2), 1, 3}, "rotary of one position and one pair");
+  check(RotaryKernel{shape_of(6, 2, 10), 9}, "rotary of groups");
   check(AttentionKernel{shape_of(2, 2, 4)}, "attention");
   check(AttentionKernel{shape_of(4, 2, 3), 7}, "grouped-query attention");
   check(AttentionKernel{shape_of(3, 1, 5), 131, 1}, "attention over two row blocks");
   check(AttentionKernel{shape_of(2, 1, 4, 9), 140, 1}, "sliding window");
   check(AttentionKernel{shape_of(2, 2, 4, 0, false), 6}, "attention without mask");
+  check(AttentionKernel{shape_of(4, 2, 6), 1, 3}, "attention of one position");
+  check(AttentionKernel{shape_of(2, 2, 4, 1), 7}, "sliding window of one position");
+  check(AttentionKernel{shape_of(6, 2, 2, 3), 11}, "sliding window of groups");
+  check(AttentionKernel{shape_of(2, 1, 2, 130), 261, 1}, "sliding window over three row blocks");
   for (const auto function : {ActivationFunction::gelu_tanh, ActivationFunction::gelu_erf, ActivationFunction::silu,
                               ActivationFunction::relu}) {
     check(ActivationKernel{{function, false, 9}}, "activation");
