@@ -51,7 +51,9 @@ Outcome fixed(const CheckFlags& flags, const CheckInput& input) {
   const CheckAnswer left = check_deepspeed({file, input.model, input.machine});
   Outcome outcome;
   outcome.exit_code = left.has_errors() ? kNothingFits : kDone;
-  outcome.notes.push_back(std::to_string(corrected.corrections) + " corrected");
+  outcome.notes.push_back(std::to_string(corrected.corrections.size()) + " corrected");
+  for (const std::string& correction : corrected.corrections)
+    outcome.notes.push_back("corrected: " + printable_line(correction));
   for (const Finding& finding : left.findings) {
     if (finding.rule->severity == Severity::note) continue;
     outcome.notes.push_back(finding_line(file, finding));

@@ -24,6 +24,14 @@ bool can_run(const LintRule& rule, const CheckInput& input) {
   return (!needs_model || input.model != nullptr) && (!needs_machine || input.machine != nullptr);
 }
 
+/// None at all, "auto" (which is stage 0), or a stage that there is.
+bool has_stage(const ConfigText& file) {
+  const ConfigMember* stage = file.find("zero_optimization.stage");
+  if (stage == nullptr || stage->value.is_auto()) return true;
+  const auto number = coerced_integer(stage->value);
+  return number && *number >= 0 && *number <= 3;
+}
+
 /// Before or behind, never into. What is inserted begins with a comma for the member before it: not where that one is
 /// changed, nor twice at one place.
 bool overlap(const TextEdit& a, const TextEdit& b) {
@@ -34,7 +42,7 @@ bool overlap(const TextEdit& a, const TextEdit& b) {
 }
 
 /// As many corrections as do not touch each other.
-std::vector<TextEdit> compatible_edits(const std::vector<Finding>& findings, int& corrections) {
+std::vector<TextEdit> compatible_edits(const std::vector<Finding>& findings, std::vector<std::string>& corrections) {
   std::vector<TextEdit> chosen;
   std::set<std::string> added;
   for (const Finding& finding : findings) {
@@ -46,7 +54,8 @@ std::vector<TextEdit> compatible_edits(const std::vector<Finding>& findings, int
     if (clash) continue;
     chosen.insert(chosen.end(), finding.edits.begin(), finding.edits.end());
     if (!finding.adds.empty()) added.insert(finding.adds);
-    ++corrections;
+    corrections.push_back(
+        fmt::format("{}{}[{}]: {}", finding.key, finding.key.empty() ? "" : " ", finding.rule->id, finding.fix));
   }
   return chosen;
 }
@@ -132,12 +141,15 @@ CheckAnswer check_deepspeed(const CheckInput& input) {
   if (input.file.root().is_object()) {
     lint_keys(lint);
     lint_batch(lint);
-    lint_precision(lint);
-    lint_stage(lint);
-    lint_offload(lint);
     lint_optimizer(lint);
-    lint_parallel(lint);
-    lint_memory(lint);
+    // With a stage that DeepSpeed refuses the rest would be guessed.
+    if (has_stage(input.file)) {
+      lint_precision(lint);
+      lint_stage(lint);
+      lint_offload(lint);
+      lint_parallel(lint);
+      lint_memory(lint);
+    }
   }
   CheckAnswer answer = lint.take();
   for (const LintRule& rule : lint_rules()) {
@@ -147,7 +159,7 @@ CheckAnswer check_deepspeed(const CheckInput& input) {
 }
 
 FixedText fix_deepspeed(const CheckInput& input) {
-  FixedText fixed{input.file.text(), 0};
+  FixedText fixed{input.file.text(), {}};
   ConfigText file = ConfigText::parse(fixed.text, input.file.name());
   // Each round settles at least the first correction; what it uncovers comes in the next.
   constexpr int kMostRounds = 200;

@@ -76,10 +76,11 @@ inline constexpr std::size_t kMostFindings = 1000;
 CheckAnswer check_deepspeed(const CheckInput& input);
 
 /// The file with every finding that has edits corrected, again and again until none is left (one correction can uncover
-/// the next), and how many corrections that took. What no edit touches keeps its bytes.
+/// the next), and what was corrected. What no edit touches keeps its bytes.
 struct FixedText {
   std::string text;
-  int corrections = 0;
+  std::vector<std::string>
+      corrections;  // one line each: "zero_optimization.grad_hooks [retired-key-refused]: remove it"
 };
 FixedText fix_deepspeed(const CheckInput& input);
 

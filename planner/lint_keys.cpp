@@ -192,8 +192,8 @@ class KeyWalk {
         by_policy("unknown-key", policy), path, member.line,
         fmt::format("{} is no key {}DeepSpeed {}: {}.", in_quotes(member.key),
                     section.empty() ? "of " : fmt::format("of {} in ", section), lint_.keys.version(), happens(policy)),
-        "remove it");
-    lint_.remove(finding, member);
+        policy == UnknownKey::refused ? "remove it" : "remove it, unless a script of yours reads it");
+    if (policy == UnknownKey::refused) lint_.remove(finding, member);
   }
 
   void listed(const ConfigNode& object, const ConfigMember& member, const std::string& path, const WrongKey& wrong,
@@ -206,7 +206,7 @@ class KeyWalk {
         rule, path, member.line, fmt::format("{} is no key here: {}{}.", in_quotes(member.key), happens(policy), why));
     if (wrong.use.empty()) {
       finding.fix = "remove it";
-      lint_.remove(finding, member);
+      if (policy == UnknownKey::refused) lint_.remove(finding, member);
       return;
     }
     finding.message += fmt::format(" Meant is {}.", leaf_of(wrong.use));

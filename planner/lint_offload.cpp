@@ -35,13 +35,11 @@ void lint_offload_stage(Linter& lint) {
   const std::string param = old_param ? "zero_optimization.cpu_offload_param" : kParam;
   const std::string optimizer = config.offload_optimizer.given ? kOptimizer : "zero_optimization.cpu_offload";
   if (asked(config.offload_param) && config.stage < 3) {
-    Finding& finding = lint.report(
-        "offload-param-below-3", param,
-        fmt::format("parameters are offloaded at stage 3 only: at stage {} this is accepted, has no effect and is "
-                    "silently ignored, all weights stay on every GPU.",
-                    config.stage),
-        "\"stage\": 3, or remove it");
-    lint.remove(finding, param);
+    lint.report("offload-param-below-3", param,
+                fmt::format("parameters are offloaded at stage 3 only: at stage {} this is accepted and silently "
+                            "ignored. It has no effect: all weights stay on every GPU.",
+                            config.stage),
+                "\"stage\": 3, or remove it");
   }
   if (asked(config.offload_optimizer) && config.stage == 0) {
     lint.report("offload-optimizer-stage-0", optimizer, "stage 0 has no offload: it applies to stages 1 to 3.",

@@ -85,6 +85,13 @@ bool same_but_case(std::string_view a, std::string_view b);
 /// Values as people write them in JSON: 500000000, 0.9.
 std::string json_number(double value);
 
+std::int64_t divided_up(std::int64_t count, std::int64_t by);
+/// Ranks that share one copy of the states: all, or MiCS's groups.
+int sharding_ranks(const DeepSpeedConfig& config, int ranks);
+/// Elements of each untied parameter; experts of a layer are one.
+std::vector<std::int64_t> parameter_sizes(const ModelSpec& model);
+std::int64_t largest_parameter(const ModelSpec& model);
+
 /// Host memory of the offloaded states on one node (reference: engine-rules 2.13, DeepSpeed 0.19.8), at its least: as
 /// asked for, and as torch's pinned allocator rounds it. Zero without offload.
 struct HostBytes {

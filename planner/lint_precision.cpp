@@ -105,11 +105,10 @@ void lint_amp(Linter& lint) {
                 "\"enabled\": false, or remove the section");
   }
   if (lint.is_true("amp.enabled") && lint.config.stage > 0) {
-    Finding& finding = lint.report(
+    lint.report(
         "amp-with-zero", "amp.enabled",
         fmt::format("apex AMP with ZeRO (stage {}): DeepSpeed stops with an AssertionError.", lint.config.stage),
         "remove amp and use bf16 or fp16");
-    lint.remove(finding, "amp");
   }
 }
 

@@ -44,14 +44,6 @@ Ink ink_of(Severity severity) {
   return severity == Severity::error ? Ink::bad : severity == Severity::warning ? Ink::bold : Ink::dim;
 }
 
-/// Control characters of keys would reach the terminal.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
-}
-
 std::string plural(std::int64_t count, std::string_view word) {
   return fmt::format("{} {}{}", count, word, count == 1 ? "" : "s");
 }
@@ -72,17 +64,24 @@ std::string needs_text(RuleNeeds needs) {
 
 }  // namespace
 
+std::string printable_line(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 std::string report_check(const CheckInput& input, const CheckAnswer& answer, const ReportStyle& style) {
   std::string text;
   std::int64_t fixable = 0;
   for (const Finding& finding : answer.findings) {
-    const std::string where = printable(finding.key);
+    const std::string where = printable_line(finding.key);
     text +=
         fmt::format("{}:{}: {} {}{}\n", input.file.name(), finding.line,
                     inked(to_string(finding.rule->severity), ink_of(finding.rule->severity), style),
                     where.empty() ? "" : where + " ", inked(fmt::format("[{}]", finding.rule->id), Ink::dim, style));
-    text += filled(printable(finding.message), "    ");
-    if (!finding.fix.empty()) text += filled("fix: " + printable(finding.fix), "    ");
+    text += filled(printable_line(finding.message), "    ");
+    if (!finding.fix.empty()) text += filled("fix: " + printable_line(finding.fix), "    ");
     text += "\n";
     fixable += finding.edits.empty() ? 0 : 1;
   }
@@ -109,8 +108,8 @@ std::string report_check(const CheckInput& input, const CheckAnswer& answer, con
 }
 
 std::string finding_line(const ConfigText& file, const Finding& finding) {
-  return printable(fmt::format("{}:{}: {}: {}{}{}", file.name(), finding.line, to_string(finding.rule->severity),
-                               finding.key, finding.key.empty() ? "" : ": ", finding.message));
+  return printable_line(fmt::format("{}:{}: {}: {}{}{}", file.name(), finding.line, to_string(finding.rule->severity),
+                                    finding.key, finding.key.empty() ? "" : ": ", finding.message));
 }
 
 std::string check_json(const CheckInput& input, const CheckAnswer& answer) {

@@ -11,6 +11,9 @@ namespace zeroplan {
 /// One finding a paragraph (file:line, rule, key, consequence, fix), then a summary. `fixable` findings are told apart.
 std::string report_check(const CheckInput& input, const CheckAnswer& answer, const ReportStyle& style);
 
+/// With '?' for control characters: keys of a file would reach the terminal.
+std::string printable_line(std::string text);
+
 /// The finding on one line: "file:12: error: key: message".
 std::string finding_line(const ConfigText& file, const Finding& finding);
 
