@@ -21,7 +21,7 @@ RotaryTables RotaryEmbedding::operator()(Tensor x, const Tensor& positions) cons
     Tensor both = cat({angles, angles}, -1);
     Tensor cos = mul_scalar(pointwise({&both}, Element::fp32));
     Tensor sin = mul_scalar(pointwise({&both}, Element::fp32));
-    tables = {to(cos, type), to(sin, type)};
+    tables = {to(cos, wide_ ? Element::fp32 : type), to(sin, wide_ ? Element::fp32 : type)};
     drop(wide, angles, both, cos, sin);
   }
   tape.forward_post(module_, {});

@@ -16,11 +16,14 @@ class RotaryEmbedding {
   RotaryEmbedding() = default;
   RotaryEmbedding(Context& context, const std::string& path, const std::string& type, std::int64_t width);
   RotaryTables operator()(Tensor x, const Tensor& positions) const;
+  /// The tables stay in fp32.
+  void keep_wide() { wide_ = true; }
 
  private:
   const Context* context_ = nullptr;
   int module_ = -1;
   std::int64_t width_ = 0;
+  bool wide_ = false;
 };
 
 /// [-x2, x1] of the last dimension's halves.

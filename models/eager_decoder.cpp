@@ -1,219 +1,270 @@
 #include "models/eager_decoder.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
-namespace zeroplan::eager {
-namespace {
+#include "models/eager_decoder_parts.h"
 
-/// Keyword arguments of every block.
-struct BlockArguments {
-  Tensor mask;
-  RotaryTables rotary;
-  Tensor positions;
-};
+namespace zeroplan::eager {
 
 std::string class_name(const DecoderStyle& style, std::string_view part) {
   return fmt::format("{}{}", style.classes, part);
 }
 
-class GatedMlp {
- public:
-  GatedMlp() = default;
-  GatedMlp(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
-    const Architecture& a = context.sizes;
-    module_ = context.module(path, class_name(style, "MLP"));
-    gate_ = Linear(context, path + ".gate_proj", a.hidden, a.width, a.family.biases.mlp);
-    up_ = Linear(context, path + ".up_proj", a.hidden, a.width, a.family.biases.mlp);
-    down_ = Linear(context, path + ".down_proj", a.width, a.hidden, a.family.biases.mlp);
-    activation_ = ActivationModule(context, path + ".act_fn", a.activation);
-  }
-  Tensor operator()(Tensor x) const {
-    return call(context_->tape, module_, std::move(x), [&](const Tensor& own) {
-      Tensor gate = activation_(gate_(own));
-      Tensor up = up_(own);
-      return down_(mul(std::move(gate), std::move(up)));
-    });
-  }
+std::string norm_class(const DecoderStyle& style) {
+  return style.norm == NormStyle::layer ? std::string("LayerNorm") : class_name(style, style.norm_class);
+}
 
- private:
-  const Context* context_ = nullptr;
-  int module_ = -1;
-  Linear gate_, up_, down_;
-  ActivationModule activation_;
-};
-
-class Attention {
- public:
-  Attention() = default;
-  Attention(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
-    const Architecture& a = context.sizes;
-    const Biases& bias = a.family.biases;
-    module_ = context.module(path, class_name(style, "Attention"));
-    q_ = Linear(context, path + ".q_proj", a.hidden, a.heads * a.head_dim, bias.qkv);
-    k_ = Linear(context, path + ".k_proj", a.hidden, a.kv_heads * a.head_dim, bias.qkv);
-    v_ = Linear(context, path + ".v_proj", a.hidden, a.kv_heads * a.head_dim, bias.qkv);
-    out_ = Linear(context, path + ".o_proj", a.heads * a.head_dim, a.hidden, bias.out);
-    dropout_ = context.number("attention_dropout", 0);
-  }
-
-  AttentionResult operator()(const Tensor& x, const BlockArguments& arguments) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x), arguments);
-    tape.forward_post(module_, {&result.output, &result.weights});
-    return result;
-  }
-
- private:
-  Tensor heads(Tensor x) const {
-    const Architecture& a = context_->sizes;
-    const std::int64_t batch = x.size(0), length = x.size(1);
-    return transpose(view(std::move(x), {batch, length, -1, a.head_dim}), 1, 2);
-  }
-
-  AttentionResult forward(const Tensor& x, const BlockArguments& arguments) const {
-    const Architecture& a = context_->sizes;
-    Tensor q = heads(q_(x));
-    Tensor k = heads(k_(x));
-    Tensor v = heads(v_(x));
-    {
-      const Tensor cos = unsqueeze(arguments.rotary.cos, 1);
-      const Tensor sin = unsqueeze(arguments.rotary.sin, 1);
-      Tensor turned_q = rotate(q, cos, sin);
-      Tensor turned_k = rotate(k, cos, sin);
-      q = std::move(turned_q);
-      k = std::move(turned_k);
-    }
-    AttentionCall call;
-    call.groups = a.heads / a.kv_heads;
-    call.dropout = dropout_;
-    AttentionResult result = attention(*context_, q, k, v, arguments.mask, call);
-    const std::int64_t batch = x.size(0), length = x.size(1);
-    result.output = contiguous(reshape(std::move(result.output), {batch, length, -1}));
-    result.output = out_(result.output);
-    drop(q, k, v);
-    return result;
-  }
-
-  const Context* context_ = nullptr;
-  int module_ = -1;
-  Linear q_, k_, v_, out_;
-  double dropout_ = 0;
-};
+namespace {
 
 class DecoderLayer {
  public:
   DecoderLayer(Context& context, const DecoderStyle& style, const std::string& path)
-      : context_(&context), positions_first_(style.positions_first) {
+      : context_(&context), style_(&style), residual_(context.sizes.family.residual) {
     const Architecture& a = context.sizes;
+    const TensorNames& names = a.family.names;
     module_ = context.module(path, class_name(style, "DecoderLayer"), true);
-    attention_ = Attention(context, style, path + ".self_attn");
-    mlp_ = GatedMlp(context, style, path + ".mlp");
-    const std::string norm = class_name(style, "RMSNorm");
-    norm1_ = Norm(context, path + ".input_layernorm", norm, style.norm, {a.hidden}, false);
-    norm2_ = Norm(context, path + ".post_attention_layernorm", norm, style.norm, {a.hidden}, false);
+    attention_ = DecoderAttention(context, style, path + ".self_attn");
+    mlp_ = DecoderMlp(context, style, path + ".mlp", a.width);
+    const auto norm = [&](std::string_view name) {
+      return Norm(context, fmt::format("{}.{}", path, name), norm_class(style), style.norm, {a.hidden},
+                  a.family.norm == NormKind::layer);
+    };
+    norm1_ = norm(names.norm1);
+    if (residual_ != Residual::parallel_one_norm) norm2_ = norm(names.norm2);
+    if (residual_ == Residual::sandwich) {
+      norm3_ = norm(names.norm3);
+      norm4_ = norm(names.norm4);
+    }
+    if (!style.residual_dropout.empty()) {
+      dropout_ = context.number(style.residual_dropout, 0);
+      if (style.dropout_modules) add_dropouts(context, path);
+    }
   }
 
   /// inputs: hidden, mask, then tables and positions in the caller's order.
   Tensors operator()(const Tensors& inputs) const {
     Tape& tape = context_->tape;
     tape.forward_pre(module_);
-    const BlockArguments arguments = positions_first_ ? BlockArguments{inputs[1], {inputs[4], inputs[3]}, inputs[2]}
-                                                      : BlockArguments{inputs[1], {inputs[3], inputs[2]}, inputs[4]};
+    const BlockArguments arguments = style_->positions_first
+                                         ? BlockArguments{inputs[1], {inputs[4], inputs[3]}, inputs[2]}
+                                         : BlockArguments{inputs[1], {inputs[3], inputs[2]}, inputs[4]};
     Tensor out = forward(tape.own(module_, inputs[0]), arguments);
     tape.forward_post(module_, {&out});
     return {std::move(out)};
   }
 
  private:
+  void add_dropouts(Context& context, const std::string& path) {
+    if (residual_ == Residual::parallel_one_norm) {
+      attention_dropout_ = Dropout(context, path + ".resid_dropout", dropout_);
+      mlp_dropout_ = attention_dropout_;
+    } else {
+      attention_dropout_ = Dropout(context, path + ".resid_attn_dropout", dropout_);
+      mlp_dropout_ = Dropout(context, path + ".resid_mlp_dropout", dropout_);
+    }
+  }
+
   Tensor forward(Tensor hidden, const BlockArguments& arguments) const {
+    switch (residual_) {
+      case Residual::parallel_one_norm:
+        return style_->dropout_modules ? parallel_with_dropout(std::move(hidden), arguments)
+                                       : parallel(std::move(hidden), arguments);
+      default:
+        return sequential(std::move(hidden), arguments);
+    }
+  }
+
+  /// Llama, and with norms elsewhere Gemma 2 and 3 and OLMo-2.
+  Tensor sequential(Tensor given, const BlockArguments& arguments) const {
+    const bool sandwich = residual_ == Residual::sandwich, post = residual_ == Residual::post_sublayer;
+    // A stopped recomputation drops hidden before residual, as Python's frame does: C++ in reverse of declaration.
+    Tensor residual = given;
+    Tensor hidden = std::move(given);
+    if (!post) hidden = norm1_(hidden);
+    AttentionResult attended = attention_(hidden, arguments);
+    hidden = std::move(attended.output);
+    if (sandwich) hidden = norm2_(hidden);
+    if (post) hidden = norm1_(hidden);
+    hidden = add(residual, style_->dropout_modules ? attention_dropout_(hidden) : hidden);
+    residual = hidden;
+    if (!post) hidden = sandwich ? norm3_(hidden) : norm2_(hidden);
+    hidden = mlp_(hidden);
+    if (sandwich) hidden = norm4_(hidden);
+    if (post) hidden = norm2_(hidden);
+    hidden = add(residual, style_->dropout_modules ? mlp_dropout_(hidden) : hidden);
+    Tensor out = std::move(hidden);
+    drop(residual, attended.weights);
+    return out;
+  }
+
+  /// Cohere: x + attention + MLP.
+  Tensor parallel(Tensor hidden, const BlockArguments& arguments) const {
     Tensor residual = hidden;
     hidden = norm1_(hidden);
     AttentionResult attended = attention_(hidden, arguments);
-    hidden = std::move(attended.output);
-    hidden = add(residual, hidden);
-    residual = hidden;
-    hidden = norm2_(hidden);
-    hidden = mlp_(hidden);
-    Tensor out = add(residual, hidden);
-    drop(hidden, residual, attended.weights);
+    Tensor fed = mlp_(hidden);
+    hidden = add(add(residual, attended.output), fed);
+    Tensor out = std::move(hidden);
+    drop(residual, attended.output, attended.weights, fed);
+    return out;
+  }
+
+  /// Phi: attention + MLP + x, each through dropout.
+  Tensor parallel_with_dropout(Tensor hidden, const BlockArguments& arguments) const {
+    Tensor residual = hidden;
+    hidden = norm1_(hidden);
+    AttentionResult attended = attention_(hidden, arguments);
+    attended.output = attention_dropout_(attended.output);
+    Tensor fed = mlp_dropout_(mlp_(hidden));
+    hidden = add(add(attended.output, fed), residual);
+    Tensor out = std::move(hidden);
+    drop(residual, attended.output, attended.weights, fed);
     return out;
   }
 
   const Context* context_ = nullptr;
+  const DecoderStyle* style_ = nullptr;
+  Residual residual_;
   int module_ = -1;
-  Attention attention_;
-  GatedMlp mlp_;
-  Norm norm1_, norm2_;
-  bool positions_first_ = false;
+  DecoderAttention attention_;
+  DecoderMlp mlp_;
+  Norm norm1_, norm2_, norm3_, norm4_;
+  Dropout attention_dropout_, mlp_dropout_;
+  double dropout_ = 0;
 };
 
 class Decoder : public CausalModel {
  public:
-  Decoder(Context& context, const DecoderStyle& style) : CausalModel(context, class_name(style, "ForCausalLM")) {
+  Decoder(Context& context, const DecoderStyle& style)
+      : CausalModel(context, class_name(style, "ForCausalLM")), style_(&style) {
     const Architecture& a = context.sizes;
-    model_ = context.module("model", class_name(style, "Model"));
-    embedding_ = Embedding(context, "model.embed_tokens", a.vocab, a.hidden).as_input();
+    const bool text = style.family == "gemma3_text";
+    model_ = context.module("model", class_name(style, text ? "TextModel" : "Model"));
+    embedding_ = Embedding(context, "model.embed_tokens", a.vocab, a.hidden,
+                           style.scaled_embedding ? class_name(style, "TextScaledWordEmbedding") : "Embedding")
+                     .as_input();
+    if (style.scaled_embedding) embedding_.scale();
     context.module("model.layers", "ModuleList");
     for (std::size_t i = 0; i < a.layers.size(); ++i) {
       context.layer = static_cast<int>(i);
       layers_.emplace_back(context, style, fmt::format("model.layers.{}", i));
     }
     context.layer = -1;
-    norm_ = Norm(context, "model.norm", class_name(style, "RMSNorm"), style.norm, {a.hidden}, false);
-    rotary_ = RotaryEmbedding(context, "model.rotary_emb", class_name(style, "RotaryEmbedding"), a.head_dim);
-    head_ = Head(context, a.tied ? embedding_.weight() : -1, false);
-    positions_first_ = style.positions_first;
+    add_ends(context);
+    head_ = Head(context, a.tied ? embedding_.weight() : -1, !a.family.names.head_bias.empty());
+    softcap_ = context.number("final_logit_softcapping", style.softcap);
   }
 
  private:
+  struct Masks {
+    Tensor full, sliding;
+  };
+
+  /// Final norm and rotary tables, in the order of registration.
+  void add_ends(Context& context) {
+    const Architecture& a = context.sizes;
+    const auto norm = [&] {
+      norm_ = Norm(context, std::string(a.family.names.final_norm), norm_class(*style_), style_->norm, {a.hidden},
+                   a.family.norm == NormKind::layer);
+    };
+    const bool phi = style_->family == "phi";
+    if (!phi) norm();
+    rotary_ = RotaryEmbedding(context, "model.rotary_emb", class_name(*style_, "RotaryEmbedding"),
+                              rotary_width(context, a.head_dim, "partial_rotary_factor", style_->rotary_part));
+    if (style_->rotary == RotaryKind::wide_tables) rotary_.keep_wide();
+    if (!phi) return;
+    embedding_dropout_ = Dropout(context, "model.embed_dropout", context.number(style_->embedding_dropout, 0));
+    norm();
+  }
+
+  Tensor finish_logits(Tensor logits) const override {
+    if (style_->scaled_logits) logits = mul_scalar(std::move(logits));
+    if (softcap_ > 0) {
+      logits = div_scalar(std::move(logits));
+      logits = activate(std::move(logits), Activation::tanh);
+      logits = mul_scalar(std::move(logits));
+    }
+    return logits;
+  }
+
+  Masks masks() const {
+    const std::vector<LayerTraits>& layers = context_->sizes.layers;
+    const auto windowed = std::ranges::find_if(layers, [](const LayerTraits& layer) { return layer.window > 0; });
+    MaskOptions full;
+    full.additive = context_->options.attention == EagerAttention::eager;
+    MaskOptions sliding = full;
+    if (windowed != layers.end()) sliding.window = windowed->window;
+    const bool has_window = windowed != layers.end();
+    switch (style_->masks) {
+      case MaskKind::one:
+        return {causal_mask(*context_, sliding), {}};
+      case MaskKind::by_layer:
+      case MaskKind::both:
+        break;
+    }
+    Masks masks;
+    masks.full = causal_mask(*context_, full);
+    if (has_window || style_->masks == MaskKind::both) masks.sliding = causal_mask(*context_, sliding);
+    return masks;
+  }
+
   Tensor base(const Tensor& ids) override {
     Tape& tape = context_->tape;
     tape.forward_pre(model_);
     Tensor embedded = embedding_(ids);
     Tensor positions = unsqueeze(position_range(tape, context_->length()), 0);
-    MaskOptions mask_options;
-    mask_options.additive = context_->options.attention == EagerAttention::eager;
-    mask_options.window = context_->sizes.layers[0].window;
-    Tensor mask = causal_mask(*context_, mask_options);
+    Masks made = masks();
+    if (style_->family == "phi") embedded = embedding_dropout_(embedded);
     Tensor hidden = embedded;
-    RotaryTables rotary = rotary_(hidden, positions);
-    hidden = run_layers(*context_, layers_, std::move(hidden), 1, [&](std::size_t) {
-      return positions_first_ ? Tensors{mask, positions, rotary.sin, rotary.cos}
-                              : Tensors{mask, rotary.sin, rotary.cos, positions};
-    });
+    if (style_->family == "starcoder2") hidden = dropout(hidden, context_->number(style_->embedding_dropout, 0));
+    std::vector<RotaryTables> tables = {rotary_(hidden, positions)};
+    if (style_->rotary_per_type) tables.push_back(rotary_(hidden, positions));
+    hidden = run(std::move(hidden), made, tables, positions);
     Tensor out = norm_(hidden);
     hidden = out;
-    drop(positions, embedded, mask, hidden);
-    drop(rotary.sin, rotary.cos);
+    leave(positions, embedded, made, hidden, tables);
     tape.forward_post(model_, {&out});
     return out;
   }
 
+  Tensor run(Tensor hidden, const Masks& made, const std::vector<RotaryTables>& tables, const Tensor& positions) const {
+    return run_layers(*context_, layers_, std::move(hidden), 1, [&](std::size_t i) {
+      const bool slides = context_->sizes.layers[i].window > 0;
+      const Tensor& mask = style_->masks != MaskKind::one && slides ? made.sliding : made.full;
+      const RotaryTables& rotary = tables.size() > 1 && slides ? tables[1] : tables[0];
+      return style_->positions_first ? Tensors{mask, positions, rotary.sin, rotary.cos}
+                                     : Tensors{mask, rotary.sin, rotary.cos, positions};
+    });
+  }
+
+  /// Variables die in the order in which the function first names them.
+  void leave(Tensor& positions, Tensor& embedded, Masks& made, Tensor& hidden,
+             std::vector<RotaryTables>& tables) const {
+    if (style_->masks == MaskKind::one) {
+      drop(positions, embedded, made.full);
+    } else {
+      drop(made.full, made.sliding, embedded, positions);
+    }
+    hidden.drop();
+    for (RotaryTables& table : tables) drop(table.sin, table.cos);
+  }
+
+  const DecoderStyle* style_ = nullptr;
   int model_ = -1;
   Embedding embedding_;
+  Dropout embedding_dropout_;
   std::vector<DecoderLayer> layers_;
   Norm norm_;
   RotaryEmbedding rotary_;
-  bool positions_first_ = false;
+  double softcap_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<EagerModel> make_decoder(Context& context, const DecoderStyle& style) {
   return std::make_unique<Decoder>(context, style);
-}
-
-const DecoderStyle* find_decoder_style(std::string_view family) {
-  static const std::vector<DecoderStyle> rows = {
-      {"llama", "Llama", NormStyle::rms},
-      {"mistral", "Mistral", NormStyle::rms, true},
-      {"qwen2", "Qwen2", NormStyle::rms},
-  };
-  for (const DecoderStyle& row : rows) {
-    if (row.family == family) return &row;
-  }
-  return nullptr;
 }
 
 }  // namespace zeroplan::eager

@@ -112,8 +112,9 @@ void Tape::evaluate(Node& node, Tensors& grads, GraphTask& task) {
   for (Tensor& grad : grads) grad.drop();
   for (Saved& kept : node.saved) kept.reset();
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (node.needs(i)) deliver(node.next[i], std::move(results[i]), task);
+    if (node.needs(i)) deliver(node.next[i], results[i], task);
   }
+  for (Tensor& result : results) result.drop();
 }
 
 void Tape::accumulate(Node& node, Tensors& grads) {
@@ -143,13 +144,13 @@ Tensor Tape::fit_gradient(Tensor grad, const Edge& edge) {
   return grad;
 }
 
-void Tape::deliver(const Edge& edge, Tensor grad, GraphTask& task) {
+/// InputBuffer::add: a gradient that is added to an earlier one stays in the node's list of results until that dies.
+void Tape::deliver(const Edge& edge, Tensor& grad, GraphTask& task) {
   NodeState& state = task.states[edge.node.get()];
   state.buffer.resize(static_cast<std::size_t>(edge.node->outputs));
   if (grad) {
     Tensor& slot = state.buffer[static_cast<std::size_t>(edge.input)];
     slot = slot ? add(slot, grad) : std::move(grad);
-    grad.drop();
   }
   if (--state.dependencies == 0) task.ready.push({edge.node});
 }

@@ -117,9 +117,20 @@ Embedding Embedding::as_input() && {
   return *this;
 }
 
+namespace {
+
+/// rows * a buffer of the model, a number in its type.
+Tensor scale_rows(Tensor rows) {
+  Tensor factor = rows.tape().external({}, rows.type());
+  return mul(std::move(rows), std::move(factor));
+}
+
+}  // namespace
+
 Tensor Embedding::operator()(const Tensor& ids) const {
   return call(context_->tape, module_, ids, [&](const Tensor& own) {
     Tensor out = look_up(own);
+    if (scaled_) out = scale_rows(std::move(out));
     if (requires_grad_) out.impl().requires_grad = true;
     return out;
   });
@@ -184,7 +195,8 @@ Tensor Norm::layer_fp32(Tensor x) const {
   x = to(std::move(x), Element::fp32);
   Tensor center = mean(x, -1, true);
   Tensor variance = mean(pow_scalar(sub(x, center)), -1, true);
-  x = mul(sub(x, center), rsqrt(add_scalar(variance)));
+  Tensor centered = sub(x, center);
+  x = mul(std::move(centered), rsqrt(add_scalar(variance)));
   x = mul(to(context_->value(weight_), Element::fp32), x);
   Tensor out = to(x, type);
   drop(x, center, variance);

@@ -91,13 +91,15 @@ class Embedding {
   Tensor look_up(const Tensor& ids) const { return embedding(context_->value(weight_), ids); }
   /// The model's input embedding: with adapters and checkpointing its output is made to require a gradient.
   Embedding as_input() &&;
+  /// Rows times a buffer of the model (Gemma).
+  void scale() { scaled_ = true; }
   int weight() const { return weight_; }
   int module() const { return module_; }
 
  private:
   const Context* context_ = nullptr;
   int module_ = -1, weight_ = -1;
-  bool requires_grad_ = false;
+  bool requires_grad_ = false, scaled_ = false;
 };
 
 /// How a family computes its norm.

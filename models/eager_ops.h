@@ -48,6 +48,8 @@ Tensor mean(Tensor x, int dim, bool keepdim);
 Tensor sum(Tensor x, int dim, bool keepdim);
 Tensor sum_to(Tensor x, const Dims& sizes);
 Tensor cat(Tensors parts, int dim);
+/// torch.stack of two along a new last dimension.
+Tensor stack_last(Tensor a, Tensor b);
 /// Without a gradient: a new tensor of the broadcast size that reads the inputs.
 Tensor pointwise(std::initializer_list<const Tensor*> inputs, Element type);
 Tensor masked_fill(Tensor x, Tensor mask);

@@ -251,6 +251,28 @@ Tensor cat(Tensors parts, int dim) {
   return out;  // a list dies from its front
 }
 
+Tensor stack_last(Tensor a, Tensor b) {
+  Tape& tape = a.tape();
+  const Ref<Node> node = tape.make_node(
+      [](BackwardCall& call) {  // unbind: views
+        for (std::size_t i = 0; i < 2; ++i) {
+          if (!call.node.needs(i)) continue;
+          Dims sizes = call.grads[0].sizes(), strides = call.grads[0].strides();
+          sizes.erase(sizes.size() - 1);
+          strides.erase(strides.size() - 1);
+          call.results[i] = call.tape.alias(call.grads[0], sizes, strides);
+        }
+      },
+      {&a, &b});
+  Dims sizes = a.sizes();
+  sizes.push_back(2);
+  Tensor out = tape.allocate(sizes, a.type());
+  tape.pointwise_kernel(2 * out.bytes());
+  tape.attach(out, node);
+  drop(a, b);
+  return out;
+}
+
 Tensor masked_fill(Tensor x, Tensor mask) {
   const Ref<Node> node = x.tape().make_node(backward_masked_fill, {&x});
   if (node) x.tape().save(*node, mask);

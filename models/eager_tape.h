@@ -153,7 +153,7 @@ class Tape {
   void evaluate(Node& node, Tensors& grads, GraphTask& task);
   void accumulate(Node& node, Tensors& grads);
   Tensor fit_gradient(Tensor grad, const Edge& edge);
-  void deliver(const Edge& edge, Tensor grad, GraphTask& task);
+  void deliver(const Edge& edge, Tensor& grad, GraphTask& task);
   Tensors checkpoint_reentrant(const Ref<CheckpointFrame>& frame);
 
   EagerStep& step_;

@@ -161,6 +161,10 @@ Tensor select(Tensor x, int dim) {
 
 Tensor slice(Tensor x, int dim, std::int64_t /*start*/, std::int64_t length, std::int64_t step) {
   dim = from_end(x, dim);
+  if (length == x.size(dim) && step == 1) {  // Python's indexing makes an alias of it
+    const Ref<Node> same = x.tape().make_node(backward_clone, {&x});
+    return finish(x, detach(x), same);
+  }
   const Ref<Node> node = x.tape().make_node(backward_slice, {&x});
   if (node) node->dims = x.sizes();
   Dims sizes = x.sizes(), strides = x.strides();
