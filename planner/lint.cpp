@@ -162,7 +162,7 @@ FixedText fix_deepspeed(const CheckInput& input) {
   FixedText fixed{input.file.text(), {}};
   ConfigText file = ConfigText::parse(fixed.text, input.file.name());
   // Each round settles at least the first correction; what it uncovers comes in the next.
-  constexpr int kMostRounds = 200;
+  constexpr int kMostRounds = 50;
   for (int round = 0; round < kMostRounds; ++round) {
     const CheckAnswer answer = check_deepspeed({file, input.model, input.machine});
     const std::vector<TextEdit> edits = compatible_edits(answer.findings, fixed.corrections);

@@ -165,10 +165,13 @@ std::string edited(const ConfigText& file, std::vector<TextEdit> edits) {
   }
   text.append(file.text(), at, std::string::npos);
   const ConfigText parsed = ConfigText::parse(text, file.name());
-  for (auto comma = parsed.trailing_commas().rbegin(); comma != parsed.trailing_commas().rend(); ++comma) {
-    text.erase(comma->offset, 1);
+  std::string tidy;
+  at = 0;
+  for (const ConfigText::Position& comma : parsed.trailing_commas()) {
+    tidy.append(text, at, comma.offset - at);
+    at = comma.offset + 1;
   }
-  return text;
+  return tidy.append(text, at, std::string::npos);
 }
 
 }  // namespace zeroplan

@@ -56,6 +56,7 @@ class KeyWalk {
 
   void walk(const ConfigNode& object, const std::string& section, UnknownKey policy) {
     for (const ConfigMember& member : object.members) {
+      if (lint_.full()) return;
       const std::string path = joined(section, member.key);
       if (member.repeated) {
         report_repeated(object, member, path);
@@ -181,7 +182,6 @@ class KeyWalk {
 
   void unknown(const ConfigNode& object, const ConfigMember& member, const std::string& path,
                const std::string& section, UnknownKey policy) {
-    if (++unknown_ > kMostFindings) return;  // each asks for the nearest of many names
     if (const WrongKey* wrong = lint_.keys.find_wrong(path)) return listed(object, member, path, *wrong, policy);
     if (dotted(member, path)) return;
     if (prefixed(object, member, path, section)) return;
@@ -310,7 +310,6 @@ class KeyWalk {
   }
 
   Linter& lint_;
-  std::size_t unknown_ = 0;
 };
 
 }  // namespace
@@ -348,6 +347,7 @@ void lint_syntax(Linter& lint) {
         "keep them only if the path goes to deepspeed.initialize()");
   }
   for (const ConfigText::Position& comma : file.trailing_commas()) {
+    if (lint.full()) break;
     Finding& finding = lint.report_at("trailing-comma", "", comma.line,
                                       "a comma behind the last member: DeepSpeed (Hjson) accepts it, the Trainer and "
                                       "Accelerate (plain JSON) stop.",

@@ -134,6 +134,7 @@ void lint_adam_params(Linter& lint) {
   const ConfigNode* params = lint.value("optimizer.params");
   if (params == nullptr || !params->is_object()) return;
   for (const ConfigMember& member : params->members) {
+    if (lint.full()) return;
     if (member.repeated || listed(kAdamParams, member.key)) continue;
     std::string near = slip_of(member.key, as_strings(kAdamParams));
     if (member.key == "learning_rate") near = "lr";
@@ -257,6 +258,7 @@ void lint_scheduler_params(Linter& lint, const Scheduler& scheduler) {
   names.insert(names.end(), scheduler.optional.begin(), scheduler.optional.end());
   names.emplace_back("last_batch_iteration");
   for (const ConfigMember& member : params->members) {
+    if (lint.full()) return;
     if (member.repeated || std::ranges::find(names, member.key) != names.end()) continue;
     const std::string near = slip_of(member.key, names);
     Finding& finding = lint.report_at(

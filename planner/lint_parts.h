@@ -27,6 +27,9 @@ class Linter {
   /// At this very member (a repeated key is not what its path finds).
   Finding& report_at(std::string_view rule, std::string path, int line, std::string message, std::string fix = "");
 
+  /// No more findings are kept: loops over what a file may hold a million times stop.
+  bool full() const { return truncated_; }
+
   const ConfigMember* find(std::string_view path) const { return file.find(path); }
   bool has(std::string_view path) const { return find(path) != nullptr; }
   const ConfigNode* value(std::string_view path) const;

@@ -852,11 +852,26 @@ TEST_CASE("What zeroplan writes for DeepSpeed is clean, and both sides count the
 }
 
 TEST_CASE("Large and hostile files take no time") {
-  std::string many = "{\"train_batch_size\": 8";
-  for (int i = 0; i < 20000; ++i) many += fmt::format(", \"gradient_accumulatoin_{}\": {}", i, i);
-  const Checked checked(many + "}");
-  CHECK(checked.answer.truncated);
-  CHECK(checked.answer.findings.size() == kMostFindings);
+  constexpr int kMany = 40'000;
+  const auto repeated = [](auto member) {
+    std::string text;
+    for (int i = 0; i < kMany; ++i) text += fmt::format(", {}", member(i));
+    return text;
+  };
+  const std::string start = R"({"train_batch_size": 8)";
+  const std::string unknown = repeated([](int i) { return fmt::format(R"("gradient_accumulatoin_{}": {})", i, i); });
+  const std::string equal = repeated([](int) { return R"("steps_per_print": 1)"; });
+  const std::string commas = repeated([](int) { return "[1,]"; });
+  const std::string files[] = {start + unknown + "}", start + unknown + equal + "}",
+                               start + R"(, "x": [0)" + commas + "]}",
+                               start + R"(, "optimizer": {"type": "AdamW", "params": {"lr": 1)" + unknown + "}}}",
+                               start + R"(, "zero_optimization": {"stage": 3)" + unknown + "}}"};
+  for (const std::string& text : files) {
+    const Checked checked(text);
+    CHECK(checked.answer.truncated);
+    CHECK(checked.answer.findings.size() == kMostFindings);
+  }
+  CHECK(ConfigText::parse(Checked(files[2]).fixed(), "f").trailing_commas().empty());
 }
 
 TEST_CASE("docs/check.md lists every rule as the code has it") {
