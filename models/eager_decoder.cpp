@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "models/eager_decoder_parts.h"
+#include "models/eager_experts.h"
 
 namespace zeroplan::eager {
 
@@ -26,7 +27,12 @@ class DecoderLayer {
     const TensorNames& names = a.family.names;
     module_ = context.module(path, class_name(style, "DecoderLayer"), true);
     attention_ = DecoderAttention(context, style, path + ".self_attn");
-    mlp_ = DecoderMlp(context, style, path + ".mlp", a.width);
+    moe_ = a.layers[static_cast<std::size_t>(context.layer)].moe;
+    if (moe_) {
+      experts_ = MoeMlp(context, style, path + ".mlp");
+    } else {
+      mlp_ = DecoderMlp(context, style, path + ".mlp", a.width);
+    }
     const auto norm = [&](std::string_view name) {
       return Norm(context, fmt::format("{}.{}", path, name), norm_class(style), style.norm, {a.hidden},
                   a.family.norm == NormKind::layer);
@@ -90,7 +96,7 @@ class DecoderLayer {
     hidden = add(residual, style_->dropout_modules ? attention_dropout_(hidden) : hidden);
     residual = hidden;
     if (!post) hidden = sandwich ? norm3_(hidden) : norm2_(hidden);
-    hidden = mlp_(hidden);
+    hidden = moe_ ? experts_(hidden) : mlp_(hidden);
     if (sandwich) hidden = norm4_(hidden);
     if (post) hidden = norm2_(hidden);
     hidden = add(residual, style_->dropout_modules ? mlp_dropout_(hidden) : hidden);
@@ -130,6 +136,8 @@ class DecoderLayer {
   int module_ = -1;
   DecoderAttention attention_;
   DecoderMlp mlp_;
+  MoeMlp experts_;
+  bool moe_ = false;
   Norm norm1_, norm2_, norm3_, norm4_;
   Dropout attention_dropout_, mlp_dropout_;
   double dropout_ = 0;

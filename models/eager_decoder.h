@@ -46,10 +46,13 @@ struct DecoderStyle {
   std::string_view residual_dropout;  // key of its probability
   bool dropout_modules = false;       // nn.Dropout, else the function
   std::string_view embedding_dropout;
-  bool scaled_logits = false;    // multiplied by logit_scale
-  double softcap = 0;            // default of final_logit_softcapping
-  double attention_softcap = 0;  // default of attn_logit_softcapping
-  bool rotary_per_type = false;  // tables for each type of layer (Gemma 3)
+  bool scaled_logits = false;                // multiplied by logit_scale
+  double softcap = 0;                        // default of final_logit_softcapping
+  double attention_softcap = 0;              // default of attn_logit_softcapping
+  bool rotary_per_type = false;              // tables for each type of layer (Gemma 3)
+  std::string_view moe_class, router_class;  // empty: no experts
+  bool router_first = false;                 // registered before the experts
+  bool narrow_routing = false;               // routing weights go back to the model's type
 };
 
 /// nullptr for a family without a row.

@@ -82,6 +82,20 @@ std::vector<DecoderStyle> make_rows() {
     row.dropout_modules = true;
     row.embedding_dropout = "embd_pdrop";
   }
+  {
+    DecoderStyle& row = add("mixtral", "Mixtral");
+    row.positions_first = true;
+    row.moe_class = "SparseMoeBlock";
+    row.router_class = "TopKRouter";
+    row.router_first = true;
+  }
+  {
+    DecoderStyle& row = add("qwen3_moe", "Qwen3Moe");
+    row.positions_first = true;
+    row.moe_class = "SparseMoeBlock";
+    row.router_class = "TopKRouter";
+    row.narrow_routing = true;
+  }
   return rows;
 }
 

@@ -1,0 +1,129 @@
+#include "models/eager_experts.h"
+
+#include <fmt/format.h>
+
+namespace zeroplan::eager {
+
+// --- router ---------------------------------------------------------------------------------------
+
+Router::Router(Context& context, const DecoderStyle& style, const std::string& path)
+    : context_(&context), style_(&style) {
+  module_ = context.module(path, class_name(style, style.router_class));
+  weight_ = context.parameter(module_, "weight", {context.sizes.experts, context.sizes.hidden});
+  normalised_ = context.config.flag("norm_topk_prob", style.family == "mixtral");
+}
+
+Routing Router::operator()(const Tensor& x) const {
+  Tape& tape = context_->tape;
+  tape.forward_pre(module_);
+  Routing routing = forward(tape.own(module_, x));
+  tape.forward_post(module_, {&routing.logits, &routing.weights});
+  return routing;
+}
+
+Routing Router::forward(Tensor x) const {
+  const Architecture& a = context_->sizes;
+  Routing routing;
+  x = reshape(x, {-1, a.hidden});
+  routing.logits = linear(x, context_->value(weight_), {});
+  Tensor probabilities = softmax(to(routing.logits, Element::fp32));
+  TopK best = topk(probabilities, a.experts_per_token);
+  if (normalised_) {
+    Tensor total = sum(best.values, -1, true);
+    best.values = div_in_place(best.values, std::move(total));
+  }
+  if (style_->narrow_routing) best.values = to(best.values, routing.logits.type());
+  routing.weights = std::move(best.values);
+  routing.indices = std::move(best.indices);
+  drop(x, probabilities);
+  return routing;
+}
+
+// --- experts --------------------------------------------------------------------------------------
+
+Experts::Experts(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
+  const Architecture& a = context.sizes;
+  module_ = context.module(path, class_name(style, "Experts"));
+  gate_up_ = context.parameter(module_, "gate_up_proj", {a.experts, 2 * a.expert_width, a.hidden});
+  down_ = context.parameter(module_, "down_proj", {a.experts, a.hidden, a.expert_width});
+  activation_ = ActivationModule(context, path + ".act_fn", a.activation);
+}
+
+Tensor Experts::operator()(const Tensor& x, const Routing& routing) const {
+  Tape& tape = context_->tape;
+  tape.forward_pre(module_);
+  const Tensor rows = tape.own(module_, x);
+  const Tensor weights = tape.own(module_, routing.weights);
+  Tensor out = forward(rows, routing.indices, weights);
+  tape.forward_post(module_, {&out});
+  return out;
+}
+
+Tensor Experts::gate(const Tensor& projected) const {
+  const std::int64_t width = projected.size(-1) / 2;
+  Tensors parts = split(projected, {width, width}, -1);
+  Tensor activated = activation_(parts[0]);
+  return mul(std::move(activated), parts[1]);
+}
+
+// grouped_mm_experts_forward: names are its variables', which die in this order.
+Tensor Experts::forward(const Tensor& x, const Tensor& indices, const Tensor& weights) const {
+  Tape& tape = context_->tape;
+  const std::int64_t tokens = x.size(0), k = indices.size(-1), experts = context_->sizes.experts;
+  const std::int64_t rows = tokens * k;
+  // A list dies from its front, also when a recomputation stops here: the order of Python's variables.
+  Tensors variables(13);
+  auto variable = variables.begin();
+  Tensor &sample_weights = *variable++, &ids = *variable++, &order = *variable++, &selected = *variable++;
+  Tensor &picked = *variable++, &counted = *variable++, &counts = *variable++, &offsets = *variable++;
+  Tensor &beyond = *variable++, &out = *variable++, &weighted = *variable++, &inverse = *variable++;
+  Tensor& summed = *variable;
+  sample_weights = reshape(weights, {-1});
+  ids = tape.allocate({rows}, Element::i64);
+  order = tape.allocate({rows}, Element::i64);
+  tape.pointwise_kernel(ids.bytes() * 4);
+  selected = index_rows(x, pointwise({&order}, Element::i64));
+  picked = index_rows(sample_weights, order);
+  counted = to(ids, Element::fp32);
+  counts = tape.allocate({experts}, Element::fp32);
+  offsets = tape.allocate({experts}, Element::i32);
+  beyond = unsqueeze(pointwise({&ids}, Element::boolean), -1);
+  selected = masked_fill_in_place(selected, beyond);
+  out = grouped_mm(selected, transpose(context_->value(gate_up_), -2, -1), offsets);
+  out = masked_fill(out, beyond);
+  out = gate(out);
+  out = grouped_mm(out, transpose(context_->value(down_), -2, -1), offsets);
+  out = masked_fill(out, beyond);
+  weighted = mul(out, unsqueeze(picked, -1));
+  inverse = tape.allocate({rows}, Element::i64);
+  {
+    const Tensor range = tape.allocate({rows}, Element::i64);
+    tape.pointwise_kernel(2 * range.bytes());
+  }
+  weighted = index_rows(weighted, inverse);
+  summed = sum(view(weighted, {tokens, k, x.size(-1)}), 1, false);
+  return to(summed, x.type());
+}
+
+// --- block ----------------------------------------------------------------------------------------
+
+MoeMlp::MoeMlp(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
+  module_ = context.module(path, class_name(style, style.moe_class));
+  if (style.router_first) router_ = Router(context, style, path + ".gate");
+  experts_ = Experts(context, style, path + ".experts");
+  if (!style.router_first) router_ = Router(context, style, path + ".gate");
+}
+
+Tensor MoeMlp::operator()(Tensor x) const {
+  return call(context_->tape, module_, std::move(x), [&](const Tensor& own) {
+    const Dims sizes = own.sizes();
+    Tensor rows = view(own, {-1, sizes[-1]});
+    Routing routing = router_(rows);
+    Tensor out = experts_(rows, routing);
+    out = reshape(out, sizes);
+    drop(rows, routing.logits, routing.weights, routing.indices);
+    return out;
+  });
+}
+
+}  // namespace zeroplan::eager

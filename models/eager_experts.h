@@ -1,0 +1,72 @@
+#pragma once
+// Mixtures of experts as transformers 5.17 runs them: rows sorted by expert, one grouped product a projection
+// (integrations/moe.py, grouped_mm). No allocation depends on how tokens are routed.
+
+#include "models/eager_decoder.h"
+
+namespace zeroplan::eager {
+
+struct Routing {   // dies from its end, as Python's variables do in this order reversed
+  Tensor indices;  // [tokens, k], int64
+  Tensor weights;  // [tokens, k]
+  Tensor logits;   // the router returns them too
+};
+
+/// The router: weights of the k best experts a token.
+class Router {
+ public:
+  Router() = default;
+  Router(Context& context, const DecoderStyle& style, const std::string& path);
+  Routing operator()(const Tensor& x) const;
+
+ private:
+  Routing forward(Tensor x) const;
+  const Context* context_ = nullptr;
+  const DecoderStyle* style_ = nullptr;
+  int module_ = -1, weight_ = -1;
+  bool normalised_ = true;
+};
+
+/// All experts of a layer in two stacked tensors.
+class Experts {
+ public:
+  Experts() = default;
+  Experts(Context& context, const DecoderStyle& style, const std::string& path);
+  Tensor operator()(const Tensor& x, const Routing& routing) const;
+
+ private:
+  Tensor forward(const Tensor& x, const Tensor& indices, const Tensor& weights) const;
+  Tensor gate(const Tensor& projected) const;
+  const Context* context_ = nullptr;
+  int module_ = -1, gate_up_ = -1, down_ = -1;
+  ActivationModule activation_;
+};
+
+class MoeMlp {
+ public:
+  MoeMlp() = default;
+  MoeMlp(Context& context, const DecoderStyle& style, const std::string& path);
+  Tensor operator()(Tensor x) const;
+
+ private:
+  const Context* context_ = nullptr;
+  int module_ = -1;
+  Router router_;
+  Experts experts_;
+};
+
+// --- operators that only experts use (eager_expert_ops.cpp) ----------------------------------------
+/// Values and indices of the k largest of the last dimension.
+struct TopK {
+  Tensor values, indices;
+};
+TopK topk(Tensor x, std::int64_t k);
+/// x /= y, in place.
+Tensor div_in_place(Tensor x, Tensor y);
+/// x[rows] of the first dimension.
+Tensor index_rows(Tensor x, Tensor rows);
+Tensor masked_fill_in_place(Tensor x, Tensor mask);
+/// torch._grouped_mm: rows [s, in] by [groups, in, out].
+Tensor grouped_mm(Tensor x, Tensor weights, Tensor offsets);
+
+}  // namespace zeroplan::eager
