@@ -28,10 +28,14 @@ double busy(const Demand& demand, ResourceRole role) { return demand[role].base(
 
 double most(const std::vector<double>& values) { return *std::ranges::max_element(values); }
 
+/// Parts of what is at least kLeastSeconds, and still not denormal.
+constexpr double kLeastUse = 1e-200;
+
 std::vector<Use> uses_of(const std::vector<double>& seconds, double factor = 1) {
   std::vector<Use> uses;
   for (std::size_t i = 0; i < seconds.size(); ++i) {
-    if (seconds[i] > 0) uses.push_back({static_cast<std::uint32_t>(i), seconds[i] * factor});
+    const double amount = seconds[i] * factor;
+    if (amount > kLeastUse) uses.push_back({static_cast<std::uint32_t>(i), amount});
   }
   return uses;
 }
@@ -91,11 +95,11 @@ void RankCosts::add_lanes() {
 
 WorkClass RankCosts::classify(const Work& work, const Demand& demand, int members) {
   if (std::holds_alternative<Collective>(work)) return members > 1 ? WorkClass::collective : WorkClass::none;
-  if (!(demand.alone() > Seconds())) return WorkClass::none;
+  if (!(demand.alone().base() > kLeastSeconds)) return WorkClass::none;
   const double on_gpu = std::max(busy(demand, ResourceRole::sm), busy(demand, ResourceRole::hbm));
   for (std::size_t role = 0; role < kNumRoles; ++role) {
     const auto r = static_cast<ResourceRole>(role);
-    if (r == ResourceRole::sm || r == ResourceRole::hbm || !(demand[r] > Seconds())) continue;
+    if (r == ResourceRole::sm || r == ResourceRole::hbm || !(demand[r].base() > kLeastSeconds)) continue;
     // On a probed host kernels take cores, beside the lane that keeps a rank's kernels apart.
     const bool on_cores = demand[ResourceRole::cpu] > Seconds();
     if (on_gpu > 0 && !on_cores) throw std::logic_error("simulate: a work that needs the GPU and the host at once");

@@ -40,6 +40,9 @@ struct NodeMembers {
   friend auto operator<=>(const NodeMembers&, const NodeMembers&) = default;
 };
 
+/// A work that needs less of a resource needs nothing of it: the inverse of a denormal, a rate, is not finite.
+inline constexpr double kLeastSeconds = 1e-100;
+
 /// Maps works to resources of one node. Resources have capacity 1 and amounts are the seconds that the whole resource
 /// would take. The indices are those of Topology for node 0, and one more for the drives that reads and writes share.
 class RankCosts {

@@ -29,7 +29,7 @@ std::uint32_t FairSharing::add_flow() {
 
 void FairSharing::start(std::uint32_t index, std::span<const Use> uses) {
   Flow& flow = flows_[index];
-  flow.uses.assign(uses.begin(), uses.end());
+  flow.uses.clear();
   flow.active = true;
   for (const Use& use : uses) {
     if (!(use.amount > 0) || use.amount == kUnlimited)
@@ -38,12 +38,14 @@ void FairSharing::start(std::uint32_t index, std::span<const Use> uses) {
     resource.users.push_back({index, use.amount});
     if (!resource.dirty) dirty_.push_back(use.resource);
     resource.dirty = true;
+    flow.uses.push_back({use.resource, use.amount, 1 / use.amount});
   }
+  if (!std::ranges::is_sorted(flow.uses, {}, &FlowUse::resource)) std::ranges::sort(flow.uses, {}, &FlowUse::resource);
 }
 
 void FairSharing::stop(std::uint32_t index) {
   Flow& flow = flows_[index];
-  for (const Use& use : flow.uses) {
+  for (const FlowUse& use : flow.uses) {
     SharedResource& resource = resources_[use.resource];
     const auto at = std::ranges::find(resource.users, index, &User::flow);
     resource.users.erase(at);
@@ -86,7 +88,7 @@ void FairSharing::collect() {
       flow.open = true;
       flow.before = flow.rate;
       flows_of_component_.push_back(user.flow);
-      for (const Use& use : flow.uses) {
+      for (const FlowUse& use : flow.uses) {
         if (resources_[use.resource].seen) continue;
         resources_[use.resource].seen = true;
         component_.push_back(use.resource);
@@ -95,24 +97,27 @@ void FairSharing::collect() {
   }
 }
 
-/// Each flow names the resource whose even share would hold it back most; of equals the one of lowest index.
+/// Each flow names the resource whose even share would hold it back most; of equals the one of lowest index. Without
+/// branches: which one it is cannot be guessed.
 void FairSharing::vote(Flow& flow) {
-  flow.voted_rate = kUnlimited;
-  for (const Use& use : flow.uses) {
-    const double rate = resources_[use.resource].share / use.amount;
-    if (rate < flow.voted_rate || (rate == flow.voted_rate && use.resource < flow.vote)) {
-      flow.voted_rate = rate;
-      flow.vote = use.resource;
-    }
+  double least = kUnlimited;
+  std::uint32_t named = 0;
+  for (const FlowUse& use : flow.uses) {
+    const double rate = resources_[use.resource].share * use.per_amount;
+    const bool less = rate < least;
+    least = less ? rate : least;
+    named = less ? use.resource : named;
   }
-  ++resources_[flow.vote].votes;
+  flow.voted_rate = least;
+  flow.vote = named;
+  ++resources_[named].votes;
 }
 
 void FairSharing::fix(Flow& flow, double rate) {
   flow.rate = rate;
   flow.open = false;
   --num_open_;
-  for (const Use& use : flow.uses) {
+  for (const FlowUse& use : flow.uses) {
     SharedResource& resource = resources_[use.resource];
     resource.left -= use.amount * rate;
     --resource.waiting;
@@ -177,8 +182,8 @@ double FairSharing::level(const SharedResource& resource, std::uint32_t index) {
     const Flow& flow = flows_[user.flow];
     if (!flow.open) continue;
     double rate = kUnlimited;
-    for (const Use& use : flow.uses) {
-      if (use.resource != index) rate = std::min(rate, resources_[use.resource].share / use.amount);
+    for (const FlowUse& use : flow.uses) {
+      if (use.resource != index) rate = std::min(rate, resources_[use.resource].share * use.per_amount);
     }
     wants_.push_back(user.amount * rate);
   }

@@ -49,8 +49,12 @@ class FairSharing {
   std::size_t num_resources() const { return resources_.size(); }
 
  private:
+  struct FlowUse {
+    std::uint32_t resource = 0;
+    double amount = 0, per_amount = 0;  // 1 / amount
+  };
   struct Flow {
-    std::vector<Use> uses;
+    std::vector<FlowUse> uses;  // by resource
     double rate = 0, before = 0;
     std::uint32_t vote = 0;  // the resource that limits it most
     double voted_rate = 0;

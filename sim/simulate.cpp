@@ -1,6 +1,7 @@
 #include "sim/simulate.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -30,6 +31,29 @@ void refuse_endless(const Schedule& schedule, const std::vector<bool>& timed) {
                   "micro-steps, or --estimate",
                   format_count(ops), format_count(kMostOps)));
 }
+
+/// What a rank takes while all are played: streams, links, running ops. 3.4 to 11.5 KB, peak resident set over 1,024 to
+/// 131,072 ranks (docs/simulator.md).
+constexpr double kRankKB = 12;
+/// Hours of playing: a folded node says the same to a nanosecond.
+constexpr std::int64_t kMostRanks = 500'000;
+
+Bytes memory_of_this_host() {
+  return Bytes(static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE)));
+}
+
+void refuse_crowd(std::int64_t ranks) {
+  const Bytes needed(static_cast<double>(ranks) * kRankKB * 1e3), there = memory_of_this_host();
+  if (ranks <= kMostRanks && needed < there) return;
+  throw InputError(fmt::format(
+      "{} ranks one by one take about {} ({:.0f} KB a rank; this host has {}): expected at most {}; fold equal "
+      "nodes instead (--ranks folded), which gives the same times",
+      format_count(ranks), format_gib(needed), kRankKB, format_gib(there),
+      format_count(std::min(kMostRanks, static_cast<std::int64_t>(there.base() / (kRankKB * 1e3))))));
+}
+
+/// Seconds of a resource, or none.
+double at_least(Seconds time) { return time.base() > kLeastSeconds ? time.base() : 0; }
 
 /// Evenly spread, as MachineCostModel has it: shard groups are neighbours, replicas hold the same shard.
 RankGroup rank_group(Group kind, int ranks, int gpus, int shard_ranks) {
@@ -105,8 +129,8 @@ struct Simulator::State {
       case WorkClass::none:
         break;
       case WorkClass::kernel:
-        result.sm = demand[ResourceRole::sm].base();
-        result.hbm = demand[ResourceRole::hbm].base();
+        result.sm = at_least(demand[ResourceRole::sm]);
+        result.hbm = at_least(demand[ResourceRole::hbm]);
         break;
       case WorkClass::transfer:
         result.take = costs.take(work, demand, sizes[group]);
@@ -135,6 +159,7 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
   if (options.rank < 0 || options.rank >= simulated)
     throw std::logic_error("simulate: the reported rank is not simulated");
   if (options.with_trace && schedule.folded()) throw std::logic_error("simulate: a trace needs a flat schedule");
+  refuse_crowd(simulated);
   s.set_groups(shard_ranks, num_nodes);
   std::vector<PlayedWork> works;
   std::vector<bool> timed;

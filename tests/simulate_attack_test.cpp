@@ -1,0 +1,235 @@
+// The simulator under attack: sizes and durations at the edge, nothing to share, too much at once, many machines.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "models/error.h"
+#include "models/lower.h"
+#include "sim/event_queue.h"
+#include "sim/sharing.h"
+#include "sim/simulate.h"
+#include "tests/catch.h"
+#include "tests/random_plan.h"
+#include "tests/sim_machines.h"
+#include "tests/simulate_support.h"
+
+namespace zeroplan::tests {
+namespace {
+
+MachineSpec node(int gpus) {
+  MachineSpec machine = measured_machine("a100-sxm-8");
+  machine.gpus_per_node = gpus;
+  machine.socket_link = 20.0_GBps;
+  return machine;
+}
+
+Copy up(double bytes) { return {Memory::pinned, Memory::hbm, Bytes(bytes)}; }
+
+/// One of every kind of op that has an amount, with that amount.
+Schedule everything(double amount, bool disks) {
+  Script script;
+  script.op(Stream::compute, Compute{-1, kZero, Pass::forward, Pointwise{Bytes(amount)}});
+  script.op(Stream::h2d, up(amount));
+  script.op(Stream::d2h, Copy{Memory::hbm, Memory::pinned, Bytes(amount)});
+  script.op(Stream::host, Compute{-1, kZero, Pass::forward, Pointwise{Bytes(amount)}, true});
+  script.op(Stream::host, AdamStep{static_cast<std::int64_t>(std::min(amount, 1e15)), UpdateOn::host, Bytes(amount)});
+  if (disks) {
+    script.op(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, Bytes(amount)});
+    script.op(Stream::nvme_write, Copy{Memory::pinned, Memory::nvme, Bytes(amount)});
+  }
+  Collective collective;
+  collective.elements = collective.padded = static_cast<std::int64_t>(std::min(amount, 1e15));
+  for (const CollectiveKind kind :
+       {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {
+    collective.kind = kind;
+    script.op(Stream::gather, collective);
+  }
+  return script.finish();
+}
+
+MachineSpec with_disks(MachineSpec machine) {
+  machine.nvme = {2, Bytes(1e12), 6.0_GBps, 3.0_GBps};
+  return machine;
+}
+
+void check_forward(const Simulation& s) {
+  for (const Span& op : s.trace.ops) {
+    REQUIRE(std::isfinite(op.end.base()));
+    REQUIRE(op.start >= Seconds());
+    REQUIRE(op.end >= op.start);
+    REQUIRE(op.end <= s.step);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attacked: transfers of nothing end at once") {
+  const MachineSpec machine = with_disks(node(8));
+  for (const SimulatedRanks ranks : {SimulatedRanks::folded, SimulatedRanks::all}) {
+    const Simulation s = play(everything(0, true), machine, {ranks, 0, true}).simulation;
+    check_forward(s);
+    CHECK(s.step.base() < 1e-3);  // launches and latencies
+  }
+}
+
+TEST_CASE("attacked: denormal and huge amounts keep time finite and forward") {
+  const MachineSpec machine = with_disks(node(4));
+  for (const double amount : {5e-324, 1e-310, 1e-200, 1.0, 1e18, 1e100, 1e280}) {
+    INFO(amount);
+    const Both both = play(everything(amount, true), machine, {SimulatedRanks::folded, 0, true});
+    check_forward(both.simulation);
+    CHECK(both.simulation.step.base() >= both.estimate.step.base() * (1 - kAgreement));
+  }
+}
+
+TEST_CASE("attacked: a tiny op beside a huge one ends long before it") {
+  Script script;
+  script.op(Stream::h2d, up(1e30));
+  script.op(Stream::d2h, Copy{Memory::hbm, Memory::pinned, Bytes(1)});
+  const Simulation s = play(script.finish(), node(1)).simulation;
+  CHECK(s.trace.ops[1].end.base() < 1e-3);
+  CHECK(s.trace.ops[0].end.base() > 1e18);
+}
+
+TEST_CASE("attacked: a resource without capacity and an amount that is none are refused") {
+  FairSharing sharing;
+  for (const double bad : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    CHECK_THROWS_AS(sharing.add_resource(bad), std::logic_error);
+    const auto resource = sharing.add_resource(1);
+    const auto flow = sharing.add_flow();
+    const std::vector<Use> uses{{resource, bad}};
+    CHECK_THROWS_AS(sharing.start(flow, uses), std::logic_error);
+  }
+}
+
+TEST_CASE("attacked: collectives of one rank take no time") {
+  Script script;
+  Collective collective;
+  collective.group = Group::shard;
+  collective.elements = collective.padded = 1 << 20;
+  for (int i = 0; i < 100; ++i) script.op(Stream::gather, collective);
+  const Schedule schedule = script.finish();
+  for (const SimulatedRanks ranks : {SimulatedRanks::folded, SimulatedRanks::all}) {
+    const Simulation s = play(schedule, node(8), {ranks, 0, true}, 1).simulation;
+    CHECK(s.step == Seconds());
+  }
+}
+
+TEST_CASE("attacked: a crowd of ranks is refused with what it takes, folded it is played") {
+  MachineSpec machine = node(8);
+  machine.network.bandwidth = 100.0_GBps;
+  machine.network.nics = 8;
+  machine.network.kind = "InfiniBand";
+  set_nodes(machine, 65'000);
+  Script script;
+  Collective collective;
+  collective.elements = collective.padded = 1 << 26;
+  script.op(Stream::gather, collective);
+  const Schedule schedule = script.finish();
+  CHECK_THROWS_AS(play(schedule, machine, {SimulatedRanks::all, 0, true}), InputError);
+  CHECK_THROWS_WITH(play(schedule, machine, {SimulatedRanks::all, 0, true}), HasText("520,000 ranks"));
+  CHECK_THROWS_WITH(play(schedule, machine, {SimulatedRanks::all, 0, true}), HasText("KB a rank"));
+  CHECK_THROWS_WITH(play(schedule, machine, {SimulatedRanks::all, 0, true}), HasText("folded"));
+  CHECK(play(schedule, machine, {SimulatedRanks::folded, 0, true}).simulation.ranks == 520'000);
+}
+
+namespace {
+
+void check_equal_times(std::uint32_t count) {
+  EventQueue queue;
+  // Neither rising nor falling: a bijection of 0 .. count - 1.
+  for (std::uint64_t i = 0; i < count; ++i)
+    queue.push({1.0, static_cast<std::uint32_t>((i * 2'654'435'761u) % count), 0});
+  std::uint32_t expected = 0;
+  bool in_order = true;
+  while (!queue.empty()) in_order = queue.pop().id == expected++ && in_order;
+  CHECK(in_order);  // ties break by id; none is lost
+  CHECK(expected == count);
+}
+
+}  // namespace
+
+TEST_CASE("attacked: a million events at one time come out by id") { check_equal_times(1'000'003); }
+TEST_CASE("attacked: ten million events at one time come out by id", "[.slow]") { check_equal_times(10'000'019); }
+
+TEST_CASE("attacked: many equal ops of many ranks end together, none is lost") {
+  Script script;
+  for (int i = 0; i < 2000; ++i) {
+    script.op(Stream::compute, Compute{-1, kZero, Pass::forward, Pointwise{Bytes(1e6)}});
+    script.op(Stream::h2d, up(1e6));
+  }
+  MachineSpec machine = node(8);
+  machine.network.bandwidth = 100.0_GBps;
+  machine.network.nics = 8;
+  machine.network.kind = "InfiniBand";
+  set_nodes(machine, 4);
+  const Simulation s = play(script.finish(), machine, {SimulatedRanks::all, 31, true}).simulation;
+  check_forward(s);
+  CHECK(s.ops == 4000);
+  CHECK(s.events >= s.ops * s.simulated_ranks);
+  CHECK(s.last_rank == 0);
+}
+
+TEST_CASE("attacked: threads that play the same get the same bits") {
+  Random random(7);
+  std::vector<MachineSpec> machines;
+  for (int i = 0; i < 6; ++i) machines.push_back(random_machine(random));
+  for (const MachineSpec& any : machines) {
+    MachineSpec machine = any;
+    set_nodes(machine, std::min(machine.nodes, 2));
+    const ModelSpec model = random_model(random);
+    const Plan plan = random_plan(random, model, machine.ranks(), machine.gpus_per_node, 20);
+    Simulation alone;
+    try {
+      const MachineCostModel cost(machine, plan.shard_ranks, plan.precision.weights);
+      const Schedule schedule = lower(model, plan, Folding::none);
+      const std::vector<Demand> asked = demands(schedule, cost);
+      const auto run = [&] {
+        return simulate(schedule, asked, machine, plan.shard_ranks, {SimulatedRanks::all, 0, true});
+      };
+      alone = run();
+      std::vector<Simulation> results(4);
+      std::vector<std::thread> threads;
+      for (Simulation& result : results) threads.emplace_back([&] { result = run(); });
+      for (std::thread& thread : threads) thread.join();
+      for (const Simulation& result : results) {
+        CHECK(result.step == alone.step);
+        CHECK(result.events == alone.events);
+        REQUIRE(result.trace.ops.size() == alone.trace.ops.size());
+        for (std::size_t i = 0; i < alone.trace.ops.size(); ++i)
+          CHECK(result.trace.ops[i].end == alone.trace.ops[i].end);
+      }
+    } catch (const InputError&) {
+      continue;  // a GPU without this precision
+    }
+  }
+}
+
+TEST_CASE("attacked: random amounts of every size on random machines") {
+  Random random(8);
+  int played = 0;
+  for (int i = 0; i < 150; ++i) {
+    MachineSpec machine = random_machine(random);
+    set_nodes(machine, std::min(machine.nodes, 3));
+    const bool disks = machine.nvme.drives > 0;
+    const double amount = std::pow(10.0, -30 + 60 * random.unit());
+    INFO(machine.name << " " << amount);
+    const Schedule schedule = everything(amount, disks);
+    try {
+      const Simulation a = play(schedule, machine, {SimulatedRanks::all, 0, true}).simulation;
+      const Simulation b = play(schedule, machine, {SimulatedRanks::folded, 0, true}).simulation;
+      check_forward(a);
+      check_forward(b);
+      CHECK_THAT(a.step.base(), WithinRel(b.step.base(), 1e-9));
+      ++played;
+    } catch (const InputError&) {
+      continue;
+    }
+  }
+  CHECK(played > 100);
+}
+
+}  // namespace zeroplan::tests
