@@ -39,11 +39,14 @@ def read(argument):
 
 
 def smoothed(losses, window):
-    """Mean of the last `window` losses at every step (of fewer at the start)."""
-    result, total = [], 0.0
-    for i, loss in enumerate(losses):
-        total += loss - (losses[i - window] if i >= window else 0.0)
-        result.append(total / min(i + 1, window))
+    """Mean of the losses up to half a window before and after every step."""
+    sums = [0.0]
+    for loss in losses:
+        sums.append(sums[-1] + loss)
+    result = []
+    for i in range(len(losses)):
+        low, high = max(0, i - window // 2), min(len(losses), i + window // 2 + 1)
+        result.append((sums[high] - sums[low]) / (high - low))
     return result
 
 
@@ -93,7 +96,7 @@ def chart(runs, window):
     steps = max(len(losses) for _, losses in runs)
     everything = [loss for _, losses in runs for loss in losses]
     losses_panel = Panel(30, 300, steps, math.floor(min(everything) * 5) / 5, math.ceil(max(everything) * 5) / 5,
-                         "loss, nats a byte (faint: each step; line: mean of %d steps)" % window)
+                         "loss, nats a byte (faint: each step; line: mean of %d steps)" % (window // 2 * 2 + 1))
     losses_panel.axes()
     for i, (_, losses) in enumerate(runs):
         losses_panel.line(losses, COLOURS[i % len(COLOURS)], 0.6, 'opacity="0.25"')

@@ -22,6 +22,7 @@ struct Scalar {
     to[1] = high;
   }
   static void fence() {}
+  static void prefetch(const void*) {}
 
   static V set(float value) { return value; }
   static V mul(V a, V b) { return a * b; }
