@@ -39,14 +39,14 @@ def read(argument):
 
 
 def smoothed(losses, window):
-    """Mean of the losses up to half a window before and after every step."""
+    """Mean of the losses up to half a window before and after every step, of fewer near the ends."""
     sums = [0.0]
     for loss in losses:
         sums.append(sums[-1] + loss)
     result = []
     for i in range(len(losses)):
-        low, high = max(0, i - window // 2), min(len(losses), i + window // 2 + 1)
-        result.append((sums[high] - sums[low]) / (high - low))
+        half = min(window // 2, i, len(losses) - 1 - i)
+        result.append((sums[i + half + 1] - sums[i - half]) / (2 * half + 1))
     return result
 
 
