@@ -62,8 +62,8 @@ EnginePrediction finish(const EngineTape& tape, PeakCounting counting, const std
   EnginePrediction prediction;
   run(tape, counting, environment, prediction);
   prediction.host_use = host_use(host);
-  prediction.device_used =
-      prediction.reserved + environment.context + environment.libraries + prediction.host_use.device_page_tables();
+  prediction.device_used = prediction.reserved + environment.context + environment.libraries +
+                           environment.communicators + prediction.host_use.device_page_tables();
   prediction.host = process + prediction.host_use.total();
   prediction.owners = owners_at_peak(tape);
   return prediction;

@@ -19,6 +19,9 @@ struct EngineEnvironment {
   /// torch 2.11 (data/groundtruth: 0.6063 and 0.817 together on 95 of 103 rows).
   Bytes context = 0.6063_GiB;
   Bytes libraries = 0.2107_GiB;
+  /// NCCL's buffers (MachineCostModel::communicator_memory()); absent from data/groundtruth, whose process groups are
+  /// fake.
+  Bytes communicators;
   std::int64_t cublas_workspace = 32 << 20;  // bytes a handle: EngineRun
   AllocatorOptions allocator;
   /// Of the process itself, without what the engine offloads: Python, PyTorch, CUDA's libraries (data/groundtruth, rss
@@ -36,12 +39,13 @@ struct EnginePrediction {
   /// `reserved_high` with a host twice as fast as we take it to be. All three are equal elsewhere, and without a cost
   /// model.
   Bytes reserved, reserved_low, reserved_high;
-  Bytes device_used;    // by cudaMemGetInfo: reserved, context, libraries, page tables of pinned memory
+  Bytes device_used;    // by cudaMemGetInfo: reserved, context, libraries, communicators, page tables of pinned memory
   Bytes host;           // resident set of the process
   HostUse host_use;     // the engine's part of it
   OwnerBytes owners{};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
 
+/// Of job.rank: rank 0 by default; deepspeed_worst_rank() names the one that needs most.
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
                                    const EngineEnvironment& environment);
 EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
