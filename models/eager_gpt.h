@@ -1,5 +1,5 @@
 #pragma once
-// GPT-2 and its relatives: LayerNorm, plain MLP.
+// Models that are not built like Llama.
 
 #include "models/eager_causal.h"
 
@@ -8,5 +8,6 @@ namespace zeroplan::eager {
 std::unique_ptr<EagerModel> make_gpt2(Context& context);
 std::unique_ptr<EagerModel> make_gpt_neox(Context& context);
 std::unique_ptr<EagerModel> make_opt(Context& context);
+std::unique_ptr<EagerModel> make_t5(Context& context);
 
 }  // namespace zeroplan::eager

@@ -157,6 +157,8 @@ Tensor Norm::operator()(Tensor x) const {
         return layer_norm(std::move(own), context_->value(weight_), context_->value(bias_));
       case NormStyle::layer_fp32:
         return layer_fp32(std::move(own));
+      case NormStyle::t5:
+        return t5(std::move(own));
     }
     return Tensor();
   });
@@ -186,6 +188,16 @@ Tensor Norm::rms_gemma(Tensor x) const {
   output = mul(output, add_scalar(to(context_->value(weight_), Element::fp32)));
   Tensor out = to(output, type);
   drop(x, output);
+  return out;
+}
+
+Tensor Norm::t5(Tensor x) const {
+  const Tensor weight = context_->value(weight_);
+  Tensor variance = mean(pow_scalar(to(x, Element::fp32)), -1, true);
+  x = mul(x, rsqrt(add_scalar(variance)));
+  x = to(x, weight.type());
+  Tensor out = mul(weight, x);
+  drop(x, variance);
   return out;
 }
 

@@ -25,6 +25,7 @@ struct Context {
   Element type = Element::bf16;
   std::string prefix;  // before every name: peft's wrapper
   int layer = -1;      // the block under construction
+  int next_layer = 0;  // of models with several stacks
 
   std::int64_t batch() const { return options.tokens.batch; }
   std::int64_t length() const { return options.tokens.seq_len; }
@@ -109,6 +110,7 @@ enum class NormStyle : std::uint8_t {
   rms_fp32_weight,  // fp32 until after the weight (OLMo-2)
   layer,            // aten's native_layer_norm
   layer_fp32,       // LayerNorm written out in fp32 (Cohere)
+  t5,               // statistics in fp32, the product with the input in both types
 };
 
 class Norm {
@@ -122,6 +124,7 @@ class Norm {
   Tensor rms(Tensor x) const;
   Tensor rms_gemma(Tensor x) const;
   Tensor layer_fp32(Tensor x) const;
+  Tensor t5(Tensor x) const;
   const Context* context_ = nullptr;
   NormStyle style_ = NormStyle::rms;
   int module_ = -1, weight_ = -1, bias_ = -1;

@@ -53,8 +53,8 @@ Tensor stack_last(Tensor a, Tensor b);
 /// Without a gradient: a new tensor of the broadcast size that reads the inputs.
 Tensor pointwise(std::initializer_list<const Tensor*> inputs, Element type);
 Tensor masked_fill(Tensor x, Tensor mask);
-/// torch.where(mask, a, b) with a number for b where it is undefined.
-Tensor where(Tensor mask, Tensor a, Tensor b);
+/// torch.where(mask, x, number).
+Tensor where_scalar(Tensor mask, Tensor x);
 
 // --- matrix products (eager_matmul.cpp) -----------------------------------------------------------
 Tensor mm(Tensor a, Tensor b);

@@ -273,6 +273,24 @@ Tensor stack_last(Tensor a, Tensor b) {
   return out;
 }
 
+namespace {
+
+/// where with a number: the number becomes a tensor of the type for the moment.
+Tensor choose(const Tensor& mask, const Tensor& x) {
+  const Tensor number = x.tape().allocate({}, x.type());
+  return pointwise({&mask, &x}, x.type());
+}
+
+}  // namespace
+
+Tensor where_scalar(Tensor mask, Tensor x) {
+  const Ref<Node> node =
+      x.tape().make_node([](BackwardCall& call) { call.results[0] = choose(call.saved[0], call.grads[0]); }, {&x});
+  if (node) x.tape().save(*node, mask);
+  Tensor out = choose(mask, x);
+  return finish(x, mask, std::move(out), node);
+}
+
 Tensor masked_fill(Tensor x, Tensor mask) {
   const Ref<Node> node = x.tape().make_node(backward_masked_fill, {&x});
   if (node) x.tape().save(*node, mask);

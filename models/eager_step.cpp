@@ -50,6 +50,7 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   if (family == "gpt2") return make_gpt2(context);
   if (family == "gpt_neox") return make_gpt_neox(context);
   if (family == "opt") return make_opt(context);
+  if (family == "t5") return make_t5(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
 
@@ -65,7 +66,7 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
   EagerStep step;
   {
     eager::Tape tape(step);
-    eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1};
+    eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1, 0};
     const bool adapts = options.lora_rank > 0;
     if (adapts) {  // peft's two wrappers
       context.module("", "PeftModelForCausalLM");
