@@ -70,6 +70,37 @@ std::string unpredicted_text(const Validation& validation) {
   return out;
 }
 
+void add_skipped(const std::string& source, const std::vector<SkippedStep>& skipped, Validation& validation) {
+  for (const SkippedStep& each : skipped)
+    validation.unpredicted.push_back({source, each.line, each.row, "step time: " + each.reason});
+}
+
+void add_step_times(const std::string& source, std::span<const MeasuredStep> steps, Validation& validation) {
+  std::vector<SkippedStep> skipped;
+  for (StepTimeTable& table : step_time_tables(source, steps, skipped)) validation.step_times.push_back(std::move(table));
+  add_skipped(source, skipped, validation);
+}
+
+void validate_published_steps(std::string_view text, const std::string& name, Validation& validation) {
+  const MeasuredSteps steps = read_published_steps(text, name);
+  validation.rows += steps.rows;
+  add_skipped(name, steps.skipped, validation);
+  add_step_times(name, steps.steps, validation);
+}
+
+void add_measured_step(const JsonValue& row, int line, const std::string& source, GroundtruthSteps& reader,
+                       std::vector<MeasuredStep>& steps, Validation& validation) {
+  const std::string label = RowPredictor::describe(row);
+  try {
+    if (auto step = reader.read(row, label)) {
+      step->line = line;
+      steps.push_back(std::move(*step));
+    }
+  } catch (const InputError& error) {
+    add_skipped(source, {{line, label, error.what()}}, validation);
+  }
+}
+
 std::string percent(double share) { return fmt::format("{:.3f} %", 100 * share); }
 
 }  // namespace
@@ -120,6 +151,9 @@ int Validation::verdict_errors() const {
 }
 
 void validate_rows(std::string_view text, const std::string& name, Validation& validation) {
+  if (is_published_table(text)) return validate_published_steps(text, name, validation);
+  GroundtruthSteps timed;
+  std::vector<MeasuredStep> steps;
   RowPredictor predictor;
   std::vector<Comparison> comparisons;
   int line = 0;
@@ -134,6 +168,7 @@ void validate_rows(std::string_view text, const std::string& name, Validation& v
     const JsonValue& row = document.root();
     if (!row.is_object()) row.fail("an object a line");
     ++validation.rows;
+    add_measured_step(row, line, name, timed, steps, validation);
     try {
       RowPredictor::Answer answer = predictor.predict(row, row_text);
       for (Comparison& each : answer.comparisons) {
@@ -150,6 +185,7 @@ void validate_rows(std::string_view text, const std::string& name, Validation& v
     }
   }
   add_tables(name, comparisons, validation);
+  add_step_times(name, steps, validation);
 }
 
 std::string validation_text(const Validation& validation) {
@@ -172,6 +208,7 @@ std::string validation_text(const Validation& validation) {
                          table.intervals);
     }
   }
+  out += step_time_text(validation.step_times);
   if (!validation.verdicts.empty()) {
     out += fmt::format("\nFits or not: {} rows, {} wrong\n", validation.verdicts.size(), validation.verdict_errors());
     for (const Verdict& each : validation.verdicts) {
@@ -204,6 +241,22 @@ std::string validation_json(const Validation& validation) {
                                 {"description", table.worst.row},
                                 {"predicted", table.worst.predicted.base()},
                                 {"measured", table.worst.measured.base()}}}});
+  }
+  for (const StepTimeTable& table : validation.step_times) {
+    root["tables"].push_back({{"source", table.source},
+                              {"quantity", "step_seconds"},
+                              {"group", table.group},
+                              {"n", table.rows},
+                              {"mape", 100 * table.mean_error},
+                              {"p90", 100 * table.p90_error},
+                              {"max", 100 * table.largest_error},
+                              {"bias", 100 * table.bias},
+                              {"constant_mfu_mape", 100 * table.constant_mfu_error},
+                              {"worst",
+                               {{"row", table.worst_line},
+                                {"description", table.worst_row},
+                                {"predicted", table.worst_predicted.base()},
+                                {"measured", table.worst_measured.base()}}}});
   }
   root["unpredicted"] = Json::array();
   for (const Unpredicted& each : validation.unpredicted) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/units.h"
+#include "planner/validate_step_time.h"
 
 namespace zeroplan {
 
@@ -75,13 +76,14 @@ struct ErrorTable {
 
 struct Validation {
   std::vector<ErrorTable> tables;  // in the order of sources and quantities
+  std::vector<StepTimeTable> step_times;
   std::vector<Unpredicted> unpredicted;
   std::vector<Verdict> verdicts;
   int rows = 0;  // read
   int verdict_errors() const;
 };
 
-/// One file's text: JSON lines. `name` stands in tables and messages. Appends to `validation`. Throws InputError for
+/// One file's text: JSON lines, or CSV with the columns of data/published (step times). `name` stands in tables and messages. Appends to `validation`. Throws InputError for
 /// what is no JSON object a line.
 void validate_rows(std::string_view text, const std::string& name, Validation& validation);
 

@@ -70,6 +70,8 @@ class GpuModel {
   /// Sustained matmul rate of the engine in that type at a large shape: the curve's engine fraction x the measured
   /// rate.
   FlopsPerSecond matmul_rate(DType type) const;
+  /// Sustained 16-bit matmul over the dense peak: measured, or of the GPU's kind.
+  double sustained_share() const { return sustained_; }
   /// From one kernel to the next on a full stream.
   Seconds launch_latency() const;
   /// Where rates and curves came from, for the report.

@@ -1,0 +1,31 @@
+#pragma once
+// CSV with a header (RFC 4180: quotes, doubled quotes, commas and newlines inside them).
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroplan {
+
+class CsvTable {
+ public:
+  struct Row {
+    int line = 0;  // where it starts; the header is line 1
+    std::vector<std::string> cells;
+  };
+  /// Throws InputError with the line on an open quote or a row of another length than the header.
+  static CsvTable parse(std::string_view text, const std::string& name);
+
+  bool has(std::string_view column) const;
+  /// Throws InputError when there is no such column.
+  const std::string& at(const Row& row, std::string_view column) const;
+  const std::vector<Row>& rows() const { return rows_; }
+
+ private:
+  std::string name_;
+  std::map<std::string, std::size_t, std::less<>> columns_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace zeroplan

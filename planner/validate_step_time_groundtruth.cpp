@@ -1,0 +1,148 @@
+// Steps of data/groundtruth: one H200, N ranks of which one is real.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/error.h"
+#include "planner/validate_step_time.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+constexpr std::int64_t kManyTokens = 4096;  // above, kernels decide; below, the host does (step-time.md section 6)
+
+std::int64_t integer(const JsonValue& row, std::string_view key, std::int64_t otherwise) {
+  const JsonValue* value = row.find(key);
+  return value == nullptr ? otherwise : value->as_int(0, kMany);
+}
+bool flag(const JsonValue& row, std::string_view key, bool otherwise) {
+  const JsonValue* value = row.find(key);
+  if (value == nullptr) return otherwise;
+  return value->kind() == JsonValue::Kind::boolean ? value->as_bool() : value->as_int(0, 1) == 1;
+}
+std::string text_of(const JsonValue& row, std::string_view key, const std::string& otherwise) {
+  const JsonValue* value = row.find(key);
+  return value == nullptr ? otherwise : value->as_string();
+}
+
+/// Sum over forward, backward and update of the median of all steps but the first.
+Seconds median_step(const JsonValue& phases) {
+  double sum = 0;
+  constexpr std::size_t kPhases = 3;
+  constexpr double kLongest = 1e6;
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    std::vector<double> seconds;
+    for (const JsonValue& step : phases.items().subspan(1)) {
+      if (step.items().size() != kPhases) step.fail("seconds of forward, backward and update");
+      seconds.push_back(step.items()[phase].as_real(0, kLongest));
+    }
+    std::sort(seconds.begin(), seconds.end());
+    const std::size_t middle = seconds.size() / 2;
+    sum += seconds.size() % 2 == 1 ? seconds[middle] : (seconds[middle - 1] + seconds[middle]) / 2;
+  }
+  return Seconds(sum);
+}
+
+/// The measuring host: 16 cores, 107.9 GB/s read-modify-write (docs/cost-model.md section 5, the same kind of machine).
+MachineSpec measuring_machine(const std::string& gpu) {
+  if (gpu != "NVIDIA H200") throw InputError("step time: the measuring machine had an NVIDIA H200, found " + gpu);
+  MachineSpec machine;
+  machine.name = "H200, 16 cores";
+  machine.gpu = find_gpu("H200-SXM-141GB");
+  machine.physical_cores = 16;
+  machine.dram_bandwidth = 107.9_GBps;
+  return machine;
+}
+
+bool on_host(const JsonValue& row, std::string_view what) {
+  const JsonValue* zero = row.find("zero");
+  const JsonValue* offload = zero == nullptr ? nullptr : zero->find(what);
+  if (offload == nullptr) return false;
+  const std::string device = text_of(*offload, "device", "none");
+  if (device == "none") return false;
+  if (device != "cpu") throw InputError("step time: offload to " + device + " is not modelled");
+  return true;
+}
+
+void set_deepspeed(const JsonValue& row, EngineTimeRun& run) {
+  run.engine = TimedEngine::deepspeed;
+  run.stage = static_cast<int>(integer(row, "stage", 0));
+  run.optimizer = OptimizerSoftware::deepspeed;
+  if (on_host(row, "offload_optimizer")) {
+    run.offload_optimizer = OffloadedOptimizer::host;
+    run.pinned = flag(row.at("zero").at("offload_optimizer"), "pin_memory", false);
+  }
+  run.offload_parameters = on_host(row, "offload_param");
+  const JsonValue* extra = row.find("extra");
+  const JsonValue* types = extra == nullptr ? nullptr : extra->find("data_types");
+  run.fp32_gradients = types != nullptr && text_of(*types, "grad_accum_dtype", "") == "fp32";
+}
+
+void set_fsdp2(const JsonValue& row, EngineTimeRun& run) {
+  run.engine = TimedEngine::fsdp2;
+  run.stage = flag(row, "reshard", true) ? 3 : 2;
+  run.shard_ranks = static_cast<int>(integer(row, "shard", 0));
+  run.optimizer = OptimizerSoftware::torch_fused;
+  run.reduction = flag(row, "reduce_fp32", true) && !flag(row, "pure_bf16", false) ? DType::fp32 : DType::bf16;
+  if (flag(row, "offload", false)) {
+    run.offload_optimizer = OffloadedOptimizer::host;
+    run.offload_parameters = true;
+  }
+}
+
+std::string group_of(const JsonValue& row, const EngineTimeRun& run) {
+  if (run.offload_optimizer != OffloadedOptimizer::none || run.offload_parameters) return "offload";
+  if (integer(row, "lora", 0) > 0) return "LoRA";
+  if (run.type == DType::fp32 || run.attention == AttentionSoftware::unfused) return "fp32 or eager attention";
+  if (run.engine == TimedEngine::deepspeed && run.stage == 3) return "ZeRO-3, hooks on the host";
+  return run.tokens.tokens() > kManyTokens ? "more than 4096 tokens" : "at most 4096 tokens";
+}
+
+DType type_of(const JsonValue& row) {
+  const std::string name = text_of(row, "prec", "bf16");
+  if (name == "bf16") return DType::bf16;
+  if (name == "fp16") return DType::fp16;
+  if (name == "fp32") return DType::fp32;
+  throw InputError(fmt::format("prec: expected bf16, fp16 or fp32, found \"{}\"", name));
+}
+
+}  // namespace
+
+std::shared_ptr<const ModelSpec> GroundtruthSteps::model_of(const std::string& name, std::int64_t lora) {
+  std::shared_ptr<const ModelSpec>& model = models_[fmt::format("{} {}", name, lora)];
+  if (model) return model;
+  ModelSpec spec = find_model(name == "mistral-7b" ? "mistral-7b-v0.1" : name);
+  if (lora > 0) apply_lora(spec, lora);
+  model = std::make_shared<const ModelSpec>(std::move(spec));
+  return model;
+}
+
+std::optional<MeasuredStep> GroundtruthSteps::read(const JsonValue& row, const std::string& label) {
+  const JsonValue* phases = row.find("phase_s");
+  if (phases == nullptr || phases->items().size() < 2) return std::nullopt;
+  MeasuredStep step;
+  step.row = label;
+  step.kind = row.at("model").as_string();
+  EngineTimeRun& run = step.run;
+  row.find("stage") != nullptr ? set_deepspeed(row, run) : set_fsdp2(row, run);
+  run.communicates = false;
+  run.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
+  run.tokens = {integer(row, "mb", 1), integer(row, "seq", 1)};
+  run.accumulation = integer(row, "gas", 1);
+  run.recompute = flag(row, "ac", false) ? TimedRecompute::full : TimedRecompute::none;
+  run.early_stop = !flag(row, "reentrant", false);
+  run.type = type_of(row);
+  const std::string attention = text_of(row, "attn", "sdpa");
+  if (attention != "sdpa" && attention != "eager")
+    throw InputError(fmt::format("attn: expected sdpa or eager, found \"{}\"", attention));
+  if (attention == "eager") run.attention = AttentionSoftware::unfused;
+  step.machine = measuring_machine(text_of(row, "gpu", "NVIDIA H200"));
+  step.model = model_of(step.kind, integer(row, "lora", 0));
+  step.measured = median_step(*phases);
+  step.groups = {group_of(row, run)};
+  return step;
+}
+
+}  // namespace zeroplan

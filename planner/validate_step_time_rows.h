@@ -1,0 +1,53 @@
+#pragma once
+// One row of data/published as a run: model, machine, software. The text cells are what people wrote; what they leave
+// out is a rule of this file, stated in docs/step-time.md.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "planner/csv_table.h"
+#include "planner/validate_step_time.h"
+
+namespace zeroplan {
+
+/// Reads rows; keeps models, which many rows share.
+class PublishedRows {
+ public:
+  explicit PublishedRows(const CsvTable& table) : table_(table) {}
+  /// Throws InputError with the reason when a row cannot be predicted.
+  MeasuredStep read(const CsvTable::Row& row);
+  /// "Llama3-8B, 8 x H100-96GB, torchtitan (FSDP2), 2 x 8192".
+  std::string describe(const CsvTable::Row& row) const;
+
+ private:
+  const CsvTable& table_;
+  std::map<std::string, std::shared_ptr<const ModelSpec>> models_;
+};
+
+/// Typed access to the cells of one row.
+class Cells {
+ public:
+  Cells(const CsvTable& table, const CsvTable::Row& row) : table_(table), row_(row) {}
+  const std::string& text(std::string_view column) const { return table_.at(row_, column); }
+  bool stated(std::string_view column) const { return !text(column).empty(); }
+  bool contains(std::string_view column, std::string_view part) const;
+  /// Throws InputError "<column> not stated" or that it is no number.
+  double number(std::string_view column) const;
+  double number(std::string_view column, double otherwise) const;
+  std::int64_t integer(std::string_view column) const;
+  std::int64_t integer(std::string_view column, std::int64_t otherwise) const;
+
+ private:
+  const CsvTable& table_;
+  const CsvTable::Row& row_;
+};
+
+/// The config.json that a row's architecture cells amount to. GPT models of which only the size is stated get the
+/// shape h = 128 layers, 12 layers h^2 parameters.
+std::string config_of(const Cells& cells);
+/// `gpu`, `gpus_per_node`, `n_gpus`, `interconnect`.
+MachineSpec machine_of(const Cells& cells);
+
+}  // namespace zeroplan

@@ -1,0 +1,339 @@
+#include "sim/engine_time.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/error.h"
+#include "sim/collective_model.h"
+#include "sim/engine_time_parts.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr double kMillisecond = 1e-3;
+constexpr double kMicrosecond = 1e-6;
+constexpr double kSelectiveMatmul = 0.5;  // torchtitan's per-op policy keeps every second matmul
+/// fp8 all-gathers carry one byte a weight, scales and the tensors that stay in 16 bits (step-time.md section 2).
+constexpr double kFp8Gather = 0.55;
+/// ZeRO++: int8 weights with scales between nodes, int4 gradients in two hops (step-time.md prototype).
+constexpr double kQuantizedGather = 0.55, kQuantizedReduce = 0.3;
+/// Copies around collectives, bytes a parameter: FSDP2 copies in, out and casts, less when it never reshards.
+constexpr double kCopiesFsdp2 = 14, kCopiesFsdp2Kept = 10, kCopiesOthers = 8;
+constexpr double kCopiesForward = 0.35;
+/// Tensor and sequence parallelism: collectives of 2 B x hidden x tokens a layer, forward and backward.
+constexpr double kTensorForward = 4, kTensorBackward = 6, kAsyncExposed = 0.5;
+
+struct Shares {
+  double matmul = 0, attention = 0, rest = 0;
+};
+Shares recomputed(TimedRecompute mode) {
+  switch (mode) {
+    case TimedRecompute::none:
+      return {};
+    case TimedRecompute::full:
+      return {1, 1, 1};
+    case TimedRecompute::selective:
+      return {kSelectiveMatmul, 0, 1};
+    case TimedRecompute::second_layer:
+      return {0.5, 0.5, 0.5};
+  }
+  return {};
+}
+
+/// Seconds of each part of a step.
+struct Parts {
+  Seconds compute, exposed, host, offload;
+  Seconds matmul, attention, streaming, head;
+  Seconds forward, backward;
+};
+
+/// One layer of a kind, forward or backward, before it is overlapped.
+struct Phase {
+  Seconds compute, communication, host, copies;  // copies: to or from the host, at the same time as kernels
+};
+
+class StepModel {
+ public:
+  StepModel(const ModelSpec& model, const EngineTimeContext& context) : model_(model), c_(context) {
+    for (const BlockKind& kind : model.kinds) {
+      if (kind.role != BlockRole::layer) root_ += static_cast<double>(kind.parameters()) / c_.run.tensor_parallel;
+    }
+  }
+
+  Parts play() {
+    micro_steps(c_.run.tokens, c_.run.accumulation);
+    if (c_.run.remainder_batch > 0) micro_steps({c_.run.remainder_batch, c_.run.tokens.seq_len}, 1);
+    return parts_;
+  }
+
+ private:
+  bool deepspeed() const { return c_.run.engine == TimedEngine::deepspeed; }
+  double fit(TimeFit key) const { return c_.fit[key]; }
+
+  /// `count` equal ones. Under DeepSpeed's stages 0 and 1 gradients cross in the last one of the step.
+  void micro_steps(TokenShape tokens, std::int64_t count) {
+    if (count < 1) return;
+    const bool each = !deepspeed() || c_.run.stage >= 2;
+    if (each) return micro_step(tokens, static_cast<double>(count), true);
+    if (count > 1) micro_step(tokens, static_cast<double>(count - 1), false);
+    micro_step(tokens, 1, true);
+  }
+
+  void micro_step(TokenShape tokens, double count, bool reduces) {
+    std::vector<int> layers(model_.kinds.size());
+    for (const int kind : model_.sequence) ++layers[static_cast<std::size_t>(kind)];
+    const BlockKind* last = nullptr;
+    for (std::size_t i = 0; i < model_.kinds.size(); ++i) {
+      if (model_.kinds[i].role != BlockRole::layer) continue;
+      last = &model_.kinds[i];
+      add_layers(*last, tokens, count * layers[i], reduces);
+    }
+    add_root(tokens, count, last, reduces);
+  }
+
+  Seconds communicated_gather(double parameters) const {
+    if (deepspeed()) {
+      if (c_.run.stage < 3) return {};
+      return c_.gather(parameters) * (c_.run.zero_plus_plus ? kQuantizedGather : 1);
+    }
+    return c_.run.stage >= 2 ? c_.gather(parameters * (c_.run.fp8 ? kFp8Gather : 1)) : Seconds();
+  }
+  /// In backward: again where weights were dropped; hpZ keeps a copy inside the node.
+  Seconds gather_again(double parameters) const {
+    if (c_.run.stage < 3) return {};
+    if (deepspeed() && c_.run.zero_plus_plus) return c_.gather_inside(parameters);
+    return communicated_gather(parameters);
+  }
+  Seconds reduce(double parameters) const {
+    return c_.reduce(parameters) * (c_.run.zero_plus_plus ? kQuantizedReduce : 1);
+  }
+
+  void add_layers(const BlockKind& kind, TokenShape tokens, double count, bool reduces) {
+    const EngineTimeRun& run = c_.run;
+    const LayerWork work = layer_work(kind, run, tokens, c_.rates, c_.fit);
+    const Shares again = recomputed(run.recompute);
+    const double stopped =
+        run.early_stop && again.matmul == 1 && run.recompute == TimedRecompute::full ? work.last_linear : 0;
+    const double matmul_again = again.matmul * (1 - stopped);
+    const double held = work.parameters / run.tensor_parallel;
+    const Seconds copies = engine_copies(held);
+    const Seconds tensor = c_.tensor_parallel(tokens, model_.hidden);
+
+    Phase forward, backward;
+    const Seconds forward_kernels = work.matmul_forward + work.attention_forward + work.streaming_forward;
+    const Seconds repeated = work.matmul_forward * matmul_again + work.attention_forward * again.attention +
+                             work.streaming_forward * again.rest + work.casts_forward * (again.rest * again.matmul);
+    forward.compute = forward_kernels + work.casts_forward + copies * kCopiesForward;
+    backward.compute = work.matmul_backward + work.attention_backward + work.streaming_backward + work.casts_backward +
+                       copies * (1 - kCopiesForward) + repeated;
+    forward.communication = communicated_gather(held);
+    backward.communication = gather_again(held) + (reduces ? reduce(work.trainable / run.tensor_parallel) : Seconds());
+    forward.host = host_floor(work);
+    backward.host = forward.host * (1 + again.rest);
+    forward.copies = offloaded_layer(held) + offloaded_activations(tokens);
+    backward.copies = forward.copies;
+
+    const Seconds forward_tensor = tensor * kTensorForward;
+    const Seconds backward_tensor = tensor * (kTensorBackward + kTensorForward * again.matmul);
+    add_phase(forward, forward_tensor, count, parts_.forward);
+    add_phase(backward, backward_tensor, count, parts_.backward);
+
+    parts_.matmul += (work.matmul_forward * (1 + matmul_again) + work.matmul_backward) * count;
+    parts_.attention += (work.attention_forward * (1 + again.attention) + work.attention_backward) * count;
+    parts_.streaming += (work.streaming_forward * (1 + again.rest) + work.streaming_backward + copies +
+                         work.casts_forward * (1 + again.rest * again.matmul) + work.casts_backward) *
+                        count;
+    const Seconds gradients = offloaded_gradients(work.trainable / run.tensor_parallel) * count;
+    parts_.offload += gradients;
+    parts_.backward += gradients;
+  }
+
+  /// Copies in and out of flat buffers, casts.
+  Seconds engine_copies(double parameters) const {
+    double bytes = kCopiesOthers;
+    if (c_.run.engine == TimedEngine::fsdp2) bytes = c_.run.stage == 3 ? kCopiesFsdp2 : kCopiesFsdp2Kept;
+    return Bytes(bytes * parameters) / c_.rates.streaming;
+  }
+
+  Seconds host_floor(const LayerWork& work) const {
+    const EngineTimeRun& run = c_.run;
+    if (deepspeed()) {
+      // A fake process group runs alone on its host; only ZeRO-3's hooks cost as much there as elsewhere.
+      const bool several = run.communicates || run.stage == 3;
+      const double op = several ? fit(TimeFit::host_op_deepspeed) : fit(TimeFit::host_op);
+      return Seconds(op * kMicrosecond * work.host_ops * (run.stage == 3 ? fit(TimeFit::host_stage3) : 1));
+    }
+    double hooks = fit(TimeFit::host_fsdp1);
+    if (run.engine == TimedEngine::fsdp2) {
+      hooks = fit(run.stack == KernelStack::hugging_face ? TimeFit::host_fsdp2_hugging_face : TimeFit::host_fsdp2);
+    }
+    return Seconds(fit(TimeFit::host_op) * kMicrosecond * work.host_ops + hooks * kMillisecond);
+  }
+
+  /// Parameters of a layer that come from the host.
+  Seconds offloaded_layer(double parameters) const {
+    if (!c_.run.offload_parameters) return {};
+    const int bytes = deepspeed() ? size_of(c_.run.type) : size_of(DType::fp32);
+    return Bytes(parameters / c_.shards() * bytes) / c_.pcie();
+  }
+  Seconds offloaded_activations(TokenShape tokens) const {
+    if (!c_.run.offload_activations) return {};
+    return Bytes(static_cast<double>(tokens.tokens()) * static_cast<double>(model_.hidden) * size_of(c_.run.type)) /
+           c_.pcie();
+  }
+  /// Gradients go to the host as they come, and nothing hides it (groundtruth: 0.14 s for 1.68 G parameters).
+  Seconds offloaded_gradients(double parameters) const {
+    if (c_.run.offload_optimizer != OffloadedOptimizer::host) return {};
+    return Bytes(parameters / c_.shards() * size_of(DType::fp32)) / c_.pcie();
+  }
+
+  /// Kernels and collectives at the same time slow each other; the host has to issue both.
+  void add_phase(const Phase& phase, Seconds tensor, double count, Seconds& total) {
+    const Seconds kernels = phase.compute + tensor;
+    Seconds slowed = kernels;
+    if (phase.communication > Seconds() && kernels > Seconds()) {
+      slowed = kernels * (1 + fit(TimeFit::contention) * std::min(1.0, phase.communication / kernels));
+    }
+    const Seconds busy = std::max({slowed, phase.copies, phase.host});
+    Seconds layer = std::max(busy, phase.communication);
+    if (deepspeed()) layer += std::min(busy, phase.communication) * (1 - fit(TimeFit::deepspeed_hidden));
+    const Seconds host = std::max(Seconds(), phase.host - std::max({slowed, phase.copies, phase.communication}));
+    const Seconds offload = phase.copies > std::max(slowed, phase.host)
+                                ? std::max(Seconds(), phase.copies - std::max(slowed, phase.communication))
+                                : Seconds();
+    parts_.compute += phase.compute * count;
+    parts_.host += host * count;
+    parts_.offload += offload * count;
+    parts_.exposed += (layer - phase.compute - host - offload) * count;
+    total += layer * count;
+  }
+
+  /// Embedding and head, and what of the first and the last layer nothing hides.
+  void add_root(TokenShape tokens, double count, const BlockKind* layer, bool reduces) {
+    const HeadWork head = head_work(model_, c_.run, tokens, c_.rates);
+    const Seconds copies = engine_copies(root_);
+    const Seconds kernels = (head.matmul + head.streaming + copies) * count;
+    parts_.head += kernels;
+    parts_.compute += kernels;
+    parts_.forward += kernels / 3;
+    parts_.backward += kernels * 2 / 3;
+    Seconds exposed;
+    if (deepspeed()) {
+      if (reduces) exposed = c_.reduce(root_);
+      if (c_.run.stage == 3) exposed += c_.gather(root_);
+    } else if (layer != nullptr) {
+      const double held = static_cast<double>(layer->parameters()) / c_.run.tensor_parallel;
+      exposed = communicated_gather(held) + (c_.run.stage >= 2 ? c_.gather(root_) : Seconds()) + c_.reduce(held) +
+                c_.reduce(root_) * 0.5;
+    }
+    const Seconds gradients = offloaded_gradients(root_) * count;
+    parts_.exposed += exposed * count;
+    parts_.offload += gradients;
+    parts_.backward += exposed * count + gradients;
+  }
+
+  const ModelSpec& model_;
+  const EngineTimeContext& c_;
+  double root_ = 0;  // parameters of embedding and head on one GPU of the tensor-parallel group
+  Parts parts_;
+};
+
+StepLimit limit_of(const EngineTime& time) {
+  const std::pair<Seconds, StepLimit> parts[] = {{time.compute, StepLimit::compute},
+                                                 {time.exposed_communication, StepLimit::communication},
+                                                 {time.host, StepLimit::host},
+                                                 {time.optimizer, StepLimit::optimizer},
+                                                 {time.offload, StepLimit::offload}};
+  return std::max_element(std::begin(parts), std::end(parts))->second;
+}
+
+}  // namespace
+
+EngineTime predict_engine_time(const ModelSpec& model, const MachineSpec& machine, const EngineTimeRun& run,
+                               const EngineTimeFit& fit) {
+  const EngineTimeContext context(model, machine, run, fit);
+  const Parts parts = StepModel(model, context).play();
+  const Update update = step_update(model, context);
+  EngineTime time;
+  time.compute = parts.compute;
+  time.exposed_communication = parts.exposed + update.communication;
+  time.host = parts.host + update.host;
+  time.overhead = update.host;
+  time.optimizer = update.optimizer;
+  time.offload = parts.offload + update.offload;
+  time.step = time.compute + time.exposed_communication + time.host + time.optimizer + time.offload;
+  time.matmul = parts.matmul;
+  time.attention = parts.attention;
+  time.streaming = parts.streaming;
+  time.head = parts.head;
+  time.forward = parts.forward;
+  time.backward = parts.backward;
+  time.limit = limit_of(time);
+  time.assumptions = context.assumptions();
+  return time;
+}
+
+std::string_view to_string(TimedEngine value) {
+  switch (value) {
+    case TimedEngine::deepspeed:
+      return "DeepSpeed";
+    case TimedEngine::fsdp1:
+      return "FSDP1";
+    case TimedEngine::fsdp2:
+      return "FSDP2";
+  }
+  return "";
+}
+
+std::string_view to_string(KernelStack value) {
+  switch (value) {
+    case KernelStack::hugging_face:
+      return "transformers, eager";
+    case KernelStack::torchtitan:
+      return "PyTorch modules, eager";
+    case KernelStack::compiled_blocks:
+      return "compiled blocks";
+    case KernelStack::compiled_graph:
+      return "one compiled graph";
+    case KernelStack::composer:
+      return "llm-foundry";
+    case KernelStack::composer_fp32:
+      return "llm-foundry, fp32 norms";
+    case KernelStack::megatron:
+      return "Megatron";
+  }
+  return "";
+}
+
+std::string_view to_string(AttentionSoftware value) {
+  switch (value) {
+    case AttentionSoftware::sdpa:
+      return "SDPA";
+    case AttentionSoftware::triton_flash:
+      return "triton flash";
+    case AttentionSoftware::early_flash:
+      return "early flash";
+    case AttentionSoftware::unfused:
+      return "unfused";
+  }
+  return "";
+}
+
+std::string_view to_string(StepLimit value) {
+  switch (value) {
+    case StepLimit::compute:
+      return "compute";
+    case StepLimit::communication:
+      return "communication";
+    case StepLimit::host:
+      return "host";
+    case StepLimit::optimizer:
+      return "optimizer";
+    case StepLimit::offload:
+      return "offload";
+  }
+  return "";
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,181 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/error.h"
+#include "sim/engine_time_parts.h"
+
+namespace zeroplan {
+namespace {
+
+/// deepspeed_network_* are of the NICs' sum; the collective model has a fraction of its own for InfiniBand.
+constexpr double kInfiniBandFraction = 0.87;
+/// Of a sustained matmul's rate that training steps reach (step-time.md section 2: A100 0.87, H200 0.89, H100 0.89).
+constexpr double kOfSustained = 0.88;
+/// Host buffers that are not pinned: 1.6 s more for 1.68 G gradients of 4 B (groundtruth row 22 against row 17).
+constexpr BytesPerSecond kPageable = 4.2_GBps;
+
+TimeFit network_of(const GpuSpec& gpu) {
+  if (gpu.arch == "Volta") return TimeFit::deepspeed_network_volta;
+  return gpu.arch == "Ampere" ? TimeFit::deepspeed_network_ampere : TimeFit::deepspeed_network_hopper;
+}
+
+EngineTimeRun completed(const EngineTimeRun& given, const MachineSpec& machine) {
+  EngineTimeRun run = given;
+  if (run.tensor_parallel < 1 || run.tensor_parallel > machine.gpus_per_node)
+    throw InputError(fmt::format("step time: expected a tensor-parallel group inside a node of {} GPUs, got {}",
+                                 machine.gpus_per_node, run.tensor_parallel));
+  if (run.ranks == 0) run.ranks = machine.ranks() / run.tensor_parallel;
+  if (run.shard_ranks == 0) run.shard_ranks = run.ranks;
+  if (run.ranks < 1 || run.shard_ranks < 1 || run.ranks % run.shard_ranks != 0)
+    throw InputError(fmt::format("step time: expected ranks in whole shard groups, got {} ranks in groups of {}",
+                                 run.ranks, run.shard_ranks));
+  if (run.stage < 0 || run.stage > 3)
+    throw InputError(fmt::format("step time: expected a stage 0 to 3, got {}", run.stage));
+  if (run.engine != TimedEngine::deepspeed && run.stage == 1)
+    throw InputError("step time: FSDP has no stage 1 (0 DDP, 2 SHARD_GRAD_OP, 3 FULL_SHARD)");
+  if (run.tokens.batch < 1 || run.tokens.seq_len < 1 || run.accumulation < 0 ||
+      (run.accumulation == 0 && run.remainder_batch == 0))
+    throw InputError("step time: expected at least one micro-step of one token");
+  if (run.fp8 && run.engine == TimedEngine::deepspeed)
+    throw InputError("step time: fp8 under DeepSpeed is not modelled");
+  if (run.fp8 && machine.gpu.arch != "Hopper" && !machine.gpu.arch.starts_with("Blackwell"))
+    throw InputError(fmt::format("step time: {} has no fp8 matmuls", machine.gpu.name));
+  return run;
+}
+
+double attention_for(const EngineTimeFit& fit, const GpuSpec& gpu, AttentionSoftware kernel) {
+  if (kernel == AttentionSoftware::unfused || gpu.arch == "Volta" || gpu.arch == "Pascal" || gpu.arch == "Turing")
+    return 0;
+  // Data-centre Blackwell takes Hopper's, all others Ampere's: what the kernels were written for.
+  const bool hopper = gpu.arch == "Hopper" || gpu.compute_capability.starts_with("10.");
+  const std::string_view arch = hopper ? "Hopper" : "Ampere";
+  double best = 0;
+  for (const AttentionEfficiency& each : fit.attention) {
+    if (each.arch != arch) continue;
+    if (each.kernel == to_string(kernel)) return each.value;
+    if (each.kernel == to_string(AttentionSoftware::sdpa)) best = each.value;
+  }
+  return best;
+}
+
+FlopsPerSecond dense_peak(const GpuSpec& gpu, DType type) {
+  if (type == DType::fp32) return gpu.peak_fp32.value_or(FlopsPerSecond());
+  return std::max(gpu.peak_bf16.value_or(FlopsPerSecond()), gpu.peak_fp16.value_or(FlopsPerSecond()));
+}
+
+}  // namespace
+
+ChosenEfficiency matmul_efficiency(const GpuSpec& gpu, std::string_view era, const EngineTimeFit& fit) {
+  const MatmulEfficiency* best = nullptr;
+  for (const MatmulEfficiency& each : fit.matmul) {
+    if (!gpu.name.starts_with(each.gpu) || (each.era != "any" && each.era != era)) continue;
+    const auto rank = [&](const MatmulEfficiency& m) { return std::pair(m.gpu.size(), m.era != "any"); };
+    if (best == nullptr || rank(each) > rank(*best)) best = &each;
+  }
+  if (best != nullptr) return {best->value, best->source, false};
+  const GpuModel model(gpu);
+  const DType type = gpu.peak_bf16 ? DType::bf16 : DType::fp16;
+  if (!model.supports(type)) throw InputError(fmt::format("step time: no 16-bit matmul rate for {}", gpu.name));
+  return {kOfSustained * model.sustained_share(), "0.88 x sustained matmul rate / peak (step-time.md section 2)", true};
+}
+
+EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& machine_given,
+                                     const EngineTimeRun& given, const EngineTimeFit& fit_given)
+    : run(completed(given, machine_given)), machine(machine_given), fit(fit_given), gpu(machine_given.gpu) {
+  if (machine.host_device) throw InputError("step time: DeepSpeed and FSDP need GPUs");
+  if (!gpu.supports(run.type))
+    throw InputError(fmt::format("step time: {} has no matmul rate for {}", machine.gpu.name, to_string(run.type)));
+  for (const BlockKind& kind : model.kinds)
+    if (kind.ends_encoder || kind.memory >= 0) throw InputError("step time: encoders are not modelled");
+  efficiency = run.matmul_efficiency ? ChosenEfficiency{*run.matmul_efficiency, "given", false}
+                                     : matmul_efficiency(machine.gpu, run.era, fit);
+  const FlopsPerSecond peak = dense_peak(machine.gpu, run.type);
+  rates.gpu = &gpu;
+  rates.matmul_scale = gpu.matmul_rate(run.type) / (peak * efficiency.value);
+  attention_efficiency = attention_for(fit, machine.gpu, run.attention);
+  rates.fused_attention = peak * attention_efficiency;
+  rates.unfused_attention = peak * fit[TimeFit::unfused_attention_rate];
+  const bool hugging_face = run.stack == KernelStack::hugging_face;
+  rates.streaming =
+      machine.gpu.memory_bandwidth * fit[hugging_face ? TimeFit::memory_rate_hugging_face : TimeFit::memory_rate_eager];
+  ranks_per_node_ = std::max(1, machine.gpus_per_node / run.tensor_parallel);
+  if (!run.communicates || run.ranks * run.tensor_parallel == 1) return;
+  if (run.ranks > ranks_per_node_ && run.ranks % ranks_per_node_ != 0)
+    throw InputError(
+        fmt::format("step time: expected whole nodes of {} ranks, got {} ranks", ranks_per_node_, run.ranks));
+  const int nodes = std::max(1, run.ranks / ranks_per_node_);
+  MachineSpec wired = machine;
+  if (nodes != wired.nodes) wired.nodes = nodes;
+  if (nodes > 1 && run.engine == TimedEngine::deepspeed)
+    wired.network.bandwidth = wired.network.bandwidth * (fit[network_of(machine.gpu)] / kInfiniBandFraction);
+  collectives_.emplace(wired, CollectiveSetting::in_step);
+}
+
+RankGroup EngineTimeContext::group(int ranks) const {
+  const int inside = std::min(ranks, ranks_per_node_);
+  return {ranks, std::max(1, ranks / inside), inside};
+}
+
+Seconds EngineTimeContext::collective(CollectiveKind kind, double bytes, RankGroup ranks) const {
+  if (!collectives_ || ranks.ranks == 1) return {};
+  // ZeRO-3 gathers a layer in several messages.
+  const bool split = run.engine == TimedEngine::deepspeed && run.stage == 3;
+  const double messages = split ? fit[TimeFit::deepspeed_messages] : 1;
+  return collectives_->cost(kind, Bytes(bytes / messages), ranks).alone() * messages;
+}
+
+Seconds EngineTimeContext::gather(double parameters) const {
+  return collective(CollectiveKind::all_gather, parameters * size_of(run.type), group(run.shard_ranks));
+}
+
+Seconds EngineTimeContext::gather_inside(double parameters) const {
+  return collective(CollectiveKind::all_gather, parameters * size_of(run.type),
+                    group(std::min(run.ranks, ranks_per_node_)));
+}
+
+Seconds EngineTimeContext::reduce(double parameters) const {
+  const double bytes = parameters * size_of(run.reduction);
+  if (run.stage == 0) return collective(CollectiveKind::all_reduce, bytes, group(run.ranks));
+  Seconds time = collective(CollectiveKind::reduce_scatter, bytes, group(run.shard_ranks));
+  const int copies = run.ranks / run.shard_ranks;
+  if (copies > 1) {
+    // Ranks that own the same shard; as many such groups share a node's NICs as the node has shards.
+    const int inside = std::max(1, ranks_per_node_ / run.shard_ranks);
+    time += collective(CollectiveKind::all_reduce, bytes / run.shard_ranks,
+                       {copies, std::max(1, copies / inside), std::min(copies, inside)});
+  }
+  return time;
+}
+
+Seconds EngineTimeContext::tensor_parallel(TokenShape tokens, std::int64_t hidden) const {
+  if (run.tensor_parallel == 1 || !collectives_) return {};
+  const Bytes message(static_cast<double>(tokens.tokens()) * static_cast<double>(hidden) * size_of(run.type));
+  const RankGroup neighbours{run.tensor_parallel, 1, run.tensor_parallel};
+  constexpr double kAsync = 0.5;  // half of it hides behind the pieces of the matmul (step-time.md section 2)
+  return collectives_->cost(CollectiveKind::all_gather, message, neighbours).alone() *
+         (run.async_tensor_parallel ? kAsync : 1);
+}
+
+BytesPerSecond EngineTimeContext::pcie() const {
+  return run.pinned ? machine.gpu.pcie * fit[TimeFit::pcie_rate] : kPageable;
+}
+
+std::vector<Assumption> EngineTimeContext::assumptions() const {
+  std::vector<Assumption> list;
+  list.push_back({"matmuls in a step", fmt::format("{:.3f} of {}'s dense peak", efficiency.value, machine.gpu.name),
+                  std::string(efficiency.source)});
+  list.push_back({"kernels", std::string(to_string(run.stack)), "docs/step-time.md"});
+  if (attention_efficiency > 0) {
+    list.push_back({"attention", fmt::format("{:.3f} of the peak on the causal half", attention_efficiency),
+                    std::string(to_string(run.attention))});
+  } else {
+    list.push_back({"attention", "unfused, scores in memory", "asked for, or the GPU has no fused kernel"});
+  }
+  if (run.engine == TimedEngine::deepspeed && collectives_ && run.ranks > ranks_per_node_)
+    list.push_back({"network under DeepSpeed", fmt::format("{:.2f} of the NICs' sum", fit[network_of(machine.gpu)]),
+                    fit.values[static_cast<std::size_t>(network_of(machine.gpu))].source});
+  return list;
+}
+
+}  // namespace zeroplan

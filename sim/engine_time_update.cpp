@@ -1,0 +1,71 @@
+#include <algorithm>
+
+#include "sim/engine_time_parts.h"
+#include "sim/host_model.h"
+
+namespace zeroplan {
+namespace {
+
+constexpr double kMillisecond = 1e-3;
+constexpr double kGiga = 1e9;
+/// fp32 master and two moments, one direction.
+constexpr double kStateBytes = 12;
+
+double optimizer_bytes(const EngineTimeContext& c) {
+  switch (c.run.optimizer) {
+    case OptimizerSoftware::torch_fused:
+      return c.fit[TimeFit::optimizer_fused];
+    case OptimizerSoftware::decoupled:
+      return c.fit[TimeFit::optimizer_decoupled];
+    case OptimizerSoftware::deepspeed:
+      return c.fit[TimeFit::optimizer_deepspeed];
+  }
+  return 0;
+}
+
+/// Parameters a second that all cores of a node update.
+double host_adam(const EngineTimeContext& c) {
+  if (c.run.host_adam) return *c.run.host_adam;
+  const HostModel host(c.machine);
+  const double rate = kGiga / host.alone(host.adam(static_cast<std::int64_t>(kGiga), AdamTypes{})).base();
+  if (c.run.engine != TimedEngine::deepspeed) return rate * c.fit[TimeFit::cpu_adam_torch];
+  const bool slow = c.run.stage == 3 && !c.run.offload_parameters;
+  return rate * c.fit[slow ? TimeFit::cpu_adam_deepspeed_stage3 : TimeFit::cpu_adam_deepspeed];
+}
+
+}  // namespace
+
+Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
+  Update update;
+  const EngineTimeRun& run = c.run;
+  const bool deepspeed = run.engine == TimedEngine::deepspeed;
+  const double trained = static_cast<double>(model.trainable_parameters()) / run.tensor_parallel;
+  const double local = trained / c.shards();
+  const BytesPerSecond memory = c.machine.gpu.memory_bandwidth;
+  switch (run.offload_optimizer) {
+    case OffloadedOptimizer::none: {
+      const TimeFit start = deepspeed ? TimeFit::optimizer_start_deepspeed : TimeFit::optimizer_start;
+      update.optimizer = Bytes(local * optimizer_bytes(c)) / memory + Seconds(c.fit[start] * kMillisecond);
+      break;
+    }
+    case OffloadedOptimizer::host: {
+      const double node = local * std::min(run.communicates ? c.machine.gpus_per_node : 1, run.ranks);
+      // Weights go up again, unless they stay on the host.
+      const double up = run.offload_parameters ? 0 : local * size_of(run.type);
+      update.offload = Seconds(node / host_adam(c)) + Bytes(up) / c.pcie();
+      break;
+    }
+    case OffloadedOptimizer::states:
+      // Both directions at the same time.
+      update.offload = Bytes(local * kStateBytes) / c.pcie();
+      break;
+  }
+  if (!deepspeed) return update;
+  if (run.offload_optimizer == OffloadedOptimizer::none && run.stage < 3)
+    update.optimizer += Bytes(trained * c.fit[TimeFit::optimizer_deepspeed_all]) / memory;
+  if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
+  if (run.communicates) update.host = Seconds(c.fit[TimeFit::deepspeed_overhead]);
+  return update;
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,307 @@
+#include "sim/engine_time_work.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/error.h"
+#include "sim/kernel_shapes.h"
+
+namespace zeroplan {
+namespace {
+
+// Bytes an element of 16-bit tensors that each op reads and writes, forward and backward: the kernels that PyTorch
+// starts for it (step-time.md section 2). Not fitted; memory_rate_* is.
+constexpr ElementBytes kRmsNormEager{36, 60};  // to fp32, pow, mean, rsqrt, mul, to 16 bits, mul by the weight
+constexpr ElementBytes kRmsNormCompiled{6, 12};
+constexpr ElementBytes kLayerNorm{4, 8};
+constexpr ElementBytes kLayerNormFp32{20, 32};  // autocast: to fp32, norm, back
+constexpr ElementBytes kAdd{6, 6};
+constexpr ElementBytes kAddCompiled{4, 4};
+constexpr ElementBytes kRotaryEager{20, 24};
+constexpr ElementBytes kRotaryCompiled{4, 4};
+constexpr ElementBytes kGatedEager{10, 16};  // of the output: SiLU, product
+constexpr ElementBytes kGatedCompiled{6, 10};
+constexpr ElementBytes kActivation{4, 6};
+constexpr ElementBytes kGeluNew{36, 48};  // eight kernels: pow, products, sums, tanh
+// Copies around attention, of its output: splitting packed q, k, v and putting heads together again.
+constexpr ElementBytes kPackedCopies{8, 10};
+constexpr ElementBytes kSeparateCopies{2, 4};
+constexpr ElementBytes kComposerCopies{4, 6};
+constexpr ElementBytes kUnpadCopies{20, 30};  // flash attention that unpads and pads
+
+/// Bytes a score that unfused attention moves forward, and its backward over that (V100, step-time.md section 2).
+constexpr double kScoreBytes = 10;
+constexpr double kScoreBackward = 1.3;
+/// Casts to fp8 with dynamic scales: bytes an input element, an output element, a weight; without compilation they are
+/// separate kernels.
+constexpr double kCastInput = 5, kCastOutput = 5, kCastWeight = 6, kCastEager = 4;
+constexpr double kCastForward = 0.33;  // share of the forward
+
+// Effective PyTorch ops a layer's op takes of the host. They give 40 for Llama, 28 for OPT, 30 for GPT-2, 24 for MPT,
+// the counts of step-time.md section 2 (MPT and Megatron by host_composer, host_megatron).
+constexpr double kOpsRmsNorm = 4, kOpsLayerNorm = 2, kOpsLinear = 2, kOpsRotary = 5, kOpsGated = 2, kOpsGeluNew = 7,
+                 kOpsActivation = 1, kOpsAdd = 1, kOpsAttention = 9;
+
+bool compiled(KernelStack stack) {
+  return stack == KernelStack::compiled_blocks || stack == KernelStack::compiled_graph;
+}
+bool composer(KernelStack stack) { return stack == KernelStack::composer || stack == KernelStack::composer_fp32; }
+
+const Value& value_of(const BlockKind& kind, int index) { return kind.values[static_cast<std::size_t>(index)]; }
+const TensorSpec& tensor_of(const BlockKind& kind, int index) { return kind.tensors[static_cast<std::size_t>(index)]; }
+
+bool is_rms(const BlockKind& kind, const GraphOp& op) {
+  // LayerNorm keeps mean and 1 / deviation, RMSNorm the latter; QK norms keep them for every head.
+  const double statistics = op.outputs.size() < 2 ? 1 : static_cast<double>(value_of(kind, op.outputs[1]).per_token);
+  return statistics != 2;
+}
+
+bool is_gelu_new(const GraphOp& op) { return op.name.find("gelu_new") != std::string::npos; }
+bool is_gated(const GraphOp& op) { return op.in_features == 2 * op.out_features; }
+
+int matrices(const BlockKind& kind, const GraphOp& op) {
+  return static_cast<int>(
+      std::count_if(op.tensors.begin(), op.tensors.end(), [&](int t) { return tensor_of(kind, t).shape.size() >= 2; }));
+}
+
+ElementBytes norm_bytes(const BlockKind& kind, const GraphOp& op, KernelStack stack) {
+  if (is_rms(kind, op)) return compiled(stack) ? kRmsNormCompiled : kRmsNormEager;
+  return stack == KernelStack::composer_fp32 ? kLayerNormFp32 : kLayerNorm;
+}
+
+ElementBytes activation_bytes(const GraphOp& op, KernelStack stack) {
+  if (is_gated(op)) return compiled(stack) ? kGatedCompiled : kGatedEager;
+  const bool separate = is_gelu_new(op) && (stack == KernelStack::hugging_face || stack == KernelStack::torchtitan);
+  return separate ? kGeluNew : kActivation;
+}
+
+ElementBytes attention_copies(const BlockKind& kind, KernelStack stack) {
+  switch (stack) {
+    case KernelStack::composer:
+    case KernelStack::megatron:
+      return kComposerCopies;
+    case KernelStack::composer_fp32:
+      return kUnpadCopies;
+    case KernelStack::compiled_blocks:
+    case KernelStack::compiled_graph:
+    case KernelStack::torchtitan:
+      return {};
+    case KernelStack::hugging_face:
+      break;
+  }
+  bool rotary = false, packed = false;
+  for (const GraphOp& op : kind.ops) {
+    rotary |= op.kernel == Kernel::rotary;
+    packed |= op.kernel == Kernel::linear && op.name == "qkv" && matrices(kind, op) == 1;
+  }
+  if (packed) return kPackedCopies;
+  return rotary ? ElementBytes{} : kSeparateCopies;
+}
+
+double host_ops(const BlockKind& kind, const GraphOp& op) {
+  switch (op.kernel) {
+    case Kernel::norm:
+      return is_rms(kind, op) ? kOpsRmsNorm : kOpsLayerNorm;
+    case Kernel::linear:
+      return kOpsLinear * std::max(1, matrices(kind, op));
+    case Kernel::rotary:
+      return kOpsRotary;
+    case Kernel::attention:
+      return kOpsAttention;
+    case Kernel::activation:
+      return is_gated(op) ? kOpsGated : is_gelu_new(op) ? kOpsGeluNew : kOpsActivation;
+    case Kernel::add:
+    case Kernel::permute:
+    case Kernel::combine:
+    case Kernel::embedding:
+      return kOpsAdd;
+    case Kernel::router:
+    case Kernel::grouped_linear:
+      return 0;
+  }
+  return 0;
+}
+
+/// One layer's walk over its graph.
+class LayerWalk {
+ public:
+  LayerWalk(const BlockKind& kind, const EngineTimeRun& run, TokenShape tokens, const KernelRates& rates,
+            const EngineTimeFit& fit)
+      : kind_(kind), run_(run), tokens_(tokens), rates_(rates), fit_(fit), split_(run.tensor_parallel) {}
+
+  LayerWork take() {
+    for (const GraphOp& op : kind_.ops) visit(op);
+    for (const TensorSpec& tensor : kind_.tensors) {
+      if (tensor.tied) continue;
+      work_.parameters += static_cast<double>(tensor.elements());
+      if (tensor.trainable) work_.trainable += static_cast<double>(tensor.elements());
+    }
+    if (matmul_flops_ > 0) work_.last_linear = last_flops_ / matmul_flops_;
+    if (run_.fp8) add_casts();
+    return work_;
+  }
+
+ private:
+  double tokens() const { return static_cast<double>(tokens_.tokens()); }
+
+  void visit(const GraphOp& op) {
+    work_.host_ops += host_ops(kind_, op);
+    const double out = op.outputs.empty() ? 0 : static_cast<double>(value_of(kind_, op.outputs[0]).per_token);
+    switch (op.kernel) {
+      case Kernel::linear:
+        return linear(op);
+      case Kernel::attention:
+        return attention(op);
+      case Kernel::norm:
+        return stream(norm_bytes(kind_, op, run_.stack), out);
+      case Kernel::add:
+        return stream(compiled(run_.stack) ? kAddCompiled : kAdd, out);
+      case Kernel::activation:
+        return stream(activation_bytes(op, run_.stack), static_cast<double>(op.out_features));
+      case Kernel::rotary:
+        return stream(compiled(run_.stack) ? kRotaryCompiled : kRotaryEager, rotated(op));
+      case Kernel::permute:
+      case Kernel::embedding:
+        return stream(kAdd, out);
+      case Kernel::router:
+      case Kernel::grouped_linear:
+      case Kernel::combine:
+        throw InputError("step time: layers with experts are not modelled for DeepSpeed and FSDP");
+    }
+  }
+
+  void stream(ElementBytes bytes, double elements) {
+    const double scale = elements / split_ * tokens() * size_of(run_.type) / size_of(DType::bf16);
+    work_.streaming_forward += Bytes(bytes.forward * scale) / rates_.streaming;
+    work_.streaming_backward += Bytes(bytes.backward * scale) / rates_.streaming;
+  }
+
+  /// Of a packed q, k, v the values are not rotated.
+  double rotated(const GraphOp& op) const {
+    for (const GraphOp& other : kind_.ops) {
+      if (other.kernel != Kernel::attention || other.attention.cross) continue;
+      const AttentionShape& a = other.attention;
+      return static_cast<double>(std::min(op.out_features, (a.heads + a.kv_heads) * a.qk_dim));
+    }
+    return static_cast<double>(op.out_features);
+  }
+
+  /// The weights of a packed linear are separate modules unless they are one tensor.
+  void linear(const GraphOp& op) {
+    cast_inputs_ += static_cast<double>(op.in_features) / (by_row(op) ? split_ : 1);
+    bool separate = false;
+    if (matrices(kind_, op) > 1) {
+      std::int64_t sum = 0;
+      for (const int t : op.tensors) {
+        const TensorSpec& tensor = tensor_of(kind_, t);
+        if (tensor.shape.size() >= 2) sum += tensor.shape[0];
+      }
+      separate = sum == op.out_features;
+    }
+    if (!separate) return matrix(op, op.out_features, trains(op));
+    for (const int t : op.tensors) {
+      const TensorSpec& tensor = tensor_of(kind_, t);
+      if (tensor.shape.size() >= 2) matrix(op, tensor.shape[0], tensor.trainable);
+    }
+  }
+
+  bool trains(const GraphOp& op) const {
+    return std::any_of(op.tensors.begin(), op.tensors.end(), [&](int t) { return tensor_of(kind_, t).trainable; });
+  }
+
+  Seconds gemm(std::int64_t m, std::int64_t n, std::int64_t k, GemmOutput output) const {
+    const KernelCost cost = rates_.gpu->gemm(m, n, k, run_.type, output);
+    const double fp8 = run_.fp8 ? 2 * fit_[TimeFit::fp8_rate] : 1;
+    return std::max(cost.sm_time * (rates_.matmul_scale / fp8), cost.hbm_time);
+  }
+
+  void matrix(const GraphOp& op, std::int64_t out, bool trained) {
+    std::int64_t in = op.in_features;
+    (by_row(op) ? in : out) = std::max<std::int64_t>(1, (by_row(op) ? in : out) / split_);
+    const std::int64_t rows = tokens_.tokens();
+    const GemmOutput weight_type = run_.fp32_gradients ? GemmOutput::fp32 : GemmOutput::same;
+    work_.matmul_forward += gemm(rows, out, in, GemmOutput::same);
+    work_.matmul_backward += gemm(rows, in, out, GemmOutput::same);
+    if (trained) work_.matmul_backward += gemm(out, in, rows, weight_type);
+    last_flops_ = static_cast<double>(out) * static_cast<double>(in);
+    matmul_flops_ += last_flops_;
+    cast_outputs_ += static_cast<double>(out);
+  }
+
+  /// Output and down projections split their input over a tensor-parallel group, all others their output.
+  static bool by_row(const GraphOp& op) { return op.name == "out" || op.name.ends_with("down"); }
+
+  void attention(const GraphOp& op) {
+    const AttentionShape& a = op.attention;
+    stream(attention_copies(kind_, run_.stack), static_cast<double>(a.heads * a.v_dim));
+    if (run_.attention == AttentionSoftware::unfused || !(rates_.fused_attention > FlopsPerSecond())) {
+      const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
+      const Flops flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim));
+      const Seconds traffic = Bytes(kScoreBytes * scores) / rates_.streaming;
+      work_.attention_forward += flops / rates_.unfused_attention + traffic;
+      work_.attention_backward += 2 * flops / rates_.unfused_attention + traffic * kScoreBackward;
+      return;
+    }
+    const Seconds forward = forward_flops(op, tokens_) / (rates_.fused_attention * split_);
+    work_.attention_forward += forward;
+    work_.attention_backward += forward * kAttentionBackwardFlops;
+  }
+
+  void add_casts() {
+    const double eager = compiled(run_.stack) ? 1 : kCastEager;
+    const double bytes =
+        (kCastInput * cast_inputs_ + kCastOutput * cast_outputs_) * tokens() + kCastWeight * work_.parameters / split_;
+    const Seconds all = Bytes(bytes * eager) / rates_.streaming;
+    work_.casts_forward = all * kCastForward;
+    work_.casts_backward = all * (1 - kCastForward);
+  }
+
+  const BlockKind& kind_;
+  const EngineTimeRun& run_;
+  TokenShape tokens_;
+  const KernelRates& rates_;
+  const EngineTimeFit& fit_;
+  int split_;
+  LayerWork work_;
+  double matmul_flops_ = 0, last_flops_ = 0;
+  double cast_inputs_ = 0, cast_outputs_ = 0;
+};
+
+}  // namespace
+
+LayerWork layer_work(const BlockKind& layer, const EngineTimeRun& run, TokenShape tokens, const KernelRates& rates,
+                     const EngineTimeFit& fit) {
+  LayerWork work = LayerWalk(layer, run, tokens, rates, fit).take();
+  if (composer(run.stack)) work.host_ops *= fit[TimeFit::host_composer];
+  if (run.stack == KernelStack::megatron) work.host_ops *= fit[TimeFit::host_megatron];
+  if (run.stack == KernelStack::compiled_blocks) work.host_ops *= fit[TimeFit::host_compiled];
+  if (run.stack == KernelStack::compiled_graph) work.host_ops *= fit[TimeFit::host_graph];
+  return work;
+}
+
+double loss_bytes(const EngineTimeRun& run) {
+  constexpr double kChunked = 24, kFp32Logits = 36, kCompiled = 20;
+  if (compiled(run.stack)) return kCompiled;
+  return run.chunked_loss ? kChunked : kFp32Logits;
+}
+
+HeadWork head_work(const ModelSpec& model, const EngineTimeRun& run, TokenShape tokens, const KernelRates& rates) {
+  HeadWork work;
+  if (model.vocab == 0) return work;
+  const std::int64_t rows = tokens.tokens();
+  const std::int64_t vocab = std::max<std::int64_t>(1, model.vocab / run.tensor_parallel);
+  const auto gemm = [&](std::int64_t m, std::int64_t n, std::int64_t k) {
+    const KernelCost cost = rates.gpu->gemm(m, n, k, run.type);
+    return std::max(cost.sm_time * rates.matmul_scale, cost.hbm_time);
+  };
+  work.matmul = gemm(rows, vocab, model.hidden) + gemm(rows, model.hidden, vocab);
+  const bool frozen = std::none_of(model.kinds.begin(), model.kinds.end(), [](const BlockKind& kind) {
+    return kind.role != BlockRole::layer && kind.trainable_parameters() > 0;
+  });
+  if (!frozen) work.matmul += gemm(vocab, model.hidden, rows);
+  work.streaming = Bytes(loss_bytes(run) * static_cast<double>(vocab) * static_cast<double>(rows)) / rates.streaming;
+  return work;
+}
+
+}  // namespace zeroplan
