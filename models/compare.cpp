@@ -96,7 +96,8 @@ Coverage coverage(const Trace& trace, Seconds step) {
 Comparison compare(const Schedule& flat, const ModelSpec& model, std::string_view plan, int ranks,
                    const PredictedStep& predicted, const Measured& measured, const std::string& measured_name) {
   const std::size_t count = flat.ops().size();
-  if (predicted.trace.ops.size() != count || predicted.transfer_starts.size() != count) {
+  if (predicted.trace.ops.size() != count || predicted.transfer_starts.size() != count ||
+      predicted.seconds.size() != count) {
     throw std::logic_error("compare: the prediction is of another schedule");
   }
   check_measurement(flat, plan, ranks, measured, measured_name);
@@ -116,7 +117,7 @@ Comparison compare(const Schedule& flat, const ModelSpec& model, std::string_vie
       result.predicted_wait += predicted.transfer_starts[i] - span.start;
       result.measured_wait += *m.transfer_start - m.span.start;
     }
-    const Seconds expected = span.end - predicted.transfer_starts[i];
+    const Seconds expected = predicted.seconds[i];
     ComparedRow& row = rows.try_emplace({op.phase, kind}, ComparedRow{op.phase, kind, 0, {}, {}}).first->second;
     ++row.count;
     row.predicted += expected;

@@ -20,6 +20,7 @@ struct PredictedStep {
   Seconds step;
   Trace trace;                           // of rank 0
   std::vector<Seconds> transfer_starts;  // by op: collectives, when the last member had arrived; others: the start
+  std::vector<Seconds> seconds;          // by op, as MeasuredOp::seconds
   std::vector<MeasuredTier> memory;      // `planned` of the tiers in use; `used` is ignored
 };
 

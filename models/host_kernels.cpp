@@ -7,7 +7,7 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::array<std::string_view, 5> kMatmulTerms{"call", "mac", "packed_a", "packed_b", "stored"};
+constexpr std::array<std::string_view, 6> kMatmulTerms{"call", "mac", "packed_a", "packed_b", "stored", "distant"};
 constexpr std::array<std::string_view, 5> kAttentionTerms{"call", "task", "mac", "score", "element"};
 constexpr std::array<std::string_view, 5> kRowsTerms{"call", "row", "element", "far_element", "distant_element"};
 constexpr std::array<std::string_view, 4> kElementsTerms{"call", "element", "far_element", "distant_element"};
@@ -94,15 +94,19 @@ const HostKernelTime* HostKernels::find(std::string_view kernel, DType type) con
 }
 
 HostCounts matmul_counts(const HostKernels& host, std::int64_t m, std::int64_t n, std::int64_t k, bool adds,
-                         int threads) {
+                         int threads, double distant) {
   const std::int64_t row_tasks = divide_up(m, kTaskRows);
   const std::int64_t wanted = divide_up(2 * threads, row_tasks);
   const std::int64_t even = threads == 1 ? n : round_up(divide_up(n, wanted), kColumnUnit);
   const std::int64_t column_tasks = divide_up(n, std::clamp(even, kColumnUnit, kTaskColumns));
   const std::int64_t rows = round_up(m, host.tile_rows), columns = round_up(n, host.tile_columns);
   const auto real = [](std::int64_t count) { return static_cast<double>(count); };
-  return {1, real(rows) * real(columns) * real(k), real(rows) * real(k) * real(column_tasks),
-          real(columns) * real(k) * real(row_tasks), real(m) * real(n) * (adds ? 2 : 1)};
+  return {1,
+          real(rows) * real(columns) * real(k),
+          real(rows) * real(k) * real(column_tasks),
+          real(columns) * real(k) * real(row_tasks),
+          real(m) * real(n) * (adds ? 2 : 1),
+          distant};
 }
 
 HostCounts attention_counts(const HostKernels& host, const AttentionShape& shape, TokenShape tokens) {

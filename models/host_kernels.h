@@ -16,7 +16,7 @@ namespace zeroplan {
 
 /// How a kernel's work is counted.
 enum class HostForm : std::uint8_t {
-  matmul,     // call, mac, packed_a, packed_b, stored
+  matmul,     // call, mac, packed_a, packed_b, stored, distant
   attention,  // call, task, mac, score, element
   rows,       // call, row, element, far_element, distant_element
   elements,   // call, element, far_element, distant_element
@@ -94,9 +94,9 @@ struct HostKernels {
 using HostCounts = std::vector<double>;
 
 /// y[m, n] (+)= a[m, k] b[k, n] as runtime/kernels/gemm.cpp cuts it for `threads` threads. `adds`: the output is read
-/// too.
+/// too. `distant`: elements of weights or of their gradient that come from, or go to, DRAM.
 HostCounts matmul_counts(const HostKernels& host, std::int64_t m, std::int64_t n, std::int64_t k, bool adds,
-                         int threads);
+                         int threads, double distant);
 /// As runtime/kernels/attention.cpp: blocks of 128 queries with all their keys.
 HostCounts attention_counts(const HostKernels& host, const AttentionShape& shape, TokenShape tokens);
 /// `bytes`: what is read and written between two uses of the same memory; at least what the op itself moves.

@@ -108,10 +108,10 @@ std::string step_text(const Measured& m, const Comparison& c, const ReportStyle&
 
 /// What threads of a host need to wake each other is in an op's predicted time and not in its measured one: half of it
 /// passes before the op starts, half after it has ended.
-void leave_out_handoffs(Predictor& predictor, const Plan& plan, const Schedule& flat, Simulation& simulation) {
+void leave_out_handoffs(const MachineCostModel& cost, const Schedule& flat, Simulation& simulation) {
   for (std::size_t i = 0; i < flat.ops().size(); ++i) {
     Span& span = simulation.trace.ops[i];
-    const Seconds half = 0.5 * std::min(predictor.handoff(plan, flat.work(flat.ops()[i])), span.end - span.start);
+    const Seconds half = 0.5 * std::min(cost.handoff(flat.work(flat.ops()[i])), span.end - span.start);
     span = {span.start + half, span.end - half};
     simulation.transfer_starts[i] = std::clamp(simulation.transfer_starts[i] + half, span.start, span.end);
   }
@@ -125,8 +125,15 @@ PredictedStep predicted_step(Predictor& predictor, const PlanFile& file, const S
   options.with_trace = true;
   Simulation simulation = predictor.simulate(file.plan, options);
   if (simulation.trace.ops.size() != flat.ops().size()) throw std::logic_error("compare: another schedule was played");
-  leave_out_handoffs(predictor, file.plan, flat, simulation);
-  return {simulation.step, std::move(simulation.trace), std::move(simulation.transfer_starts), planned_memory(file)};
+  const MachineCostModel& cost = predictor.cost_model(file.plan);
+  leave_out_handoffs(cost, flat, simulation);
+  std::vector<Seconds> seconds;
+  for (std::size_t i = 0; i < flat.ops().size(); ++i) {
+    const Seconds played = simulation.trace.ops[i].end - simulation.transfer_starts[i];
+    seconds.push_back(cost.undisturbed(flat.work(flat.ops()[i])).value_or(played));
+  }
+  return {simulation.step, std::move(simulation.trace), std::move(simulation.transfer_starts), std::move(seconds),
+          planned_memory(file)};
 }
 
 PlanComparison compare_plan(const PlanFile& file, const Measured& measured, const std::string& measured_name) {

@@ -351,7 +351,7 @@ Seconds Predictor::step_with(const Plan& plan, ResourceRole role, double factor)
   return estimate.step;
 }
 
-Seconds Predictor::handoff(const Plan& plan, const Work& work) { return state_->cost(plan).handoff(work); }
+const MachineCostModel& Predictor::cost_model(const Plan& plan) { return state_->cost(plan); }
 
 std::vector<Assumption> Predictor::assumptions(const Plan& plan) const {
   std::vector<Assumption> all = state_->cost(plan).assumptions();

@@ -82,8 +82,8 @@ class Predictor {
   /// The step time with one resource's time scaled: 0.5 is "twice as fast".
   Seconds step_with(const Plan& plan, ResourceRole role, double factor);
   std::vector<Assumption> assumptions(const Plan& plan) const;
-  /// MachineCostModel::handoff() of a work of the plan.
-  Seconds handoff(const Plan& plan, const Work& work);
+  /// The costs of a plan's works. Valid as long as this.
+  const MachineCostModel& cost_model(const Plan& plan);
   /// Bytes of states that stay on each tier whatever the micro-batch: a sound lower bound, much cheaper than predict().
   std::array<Bytes, kNumMemories> resident_states(const Plan& plan) const;
 

@@ -89,32 +89,58 @@ class Samples {
     for (const auto& [tokens, in_width, out_width] : kShapes) linear(tokens, in_width, out_width);
   }
   void linear(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width) {
-    forward(tokens, in_width, out_width);
-    data(tokens, in_width, out_width);
-    weight(tokens, in_width, out_width);
+    for (const bool distant : {false, true}) {
+      forward(tokens, in_width, out_width, distant);
+      data(tokens, in_width, out_width, distant);
+      weight(tokens, in_width, out_width, distant);
+    }
     bias(tokens, out_width);
   }
-  void forward(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width) {
-    const auto x = in(tokens * in_width), w = in(in_width * out_width);
-    add("linear forward", matmul_counts(host_, tokens, out_width, in_width, false, 1),
-        [=, work = work_, y = out(tokens * out_width)] {
-          const std::array<LinearPart<T>, 1> parts{{{w, {}}}};
+  /// The weight that a run reads, or the gradient that it writes: always the same, or each time another one of so many
+  /// that none is in a cache any more when its turn comes again.
+  template <class Element>
+  class Turns {
+   public:
+    Turns(std::span<Element> all, std::int64_t each, bool distant)
+        : all_(all), each_(size(each)), turns_(distant ? all.size() / each_ : 1) {}
+    std::span<Element> next() { return all_.subspan(each_ * (++turn_ % turns_), each_); }
+
+   private:
+    std::span<Element> all_;
+    std::size_t each_, turns_, turn_ = 0;
+  };
+  static double distant_part(bool distant, std::int64_t elements) {
+    return distant ? static_cast<double>(elements) : 0;
+  }
+  std::span<const T> weights(std::int64_t each, bool distant) { return distant ? in(kMostElements - read_) : in(each); }
+  void forward(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width, bool distant) {
+    const std::int64_t each = in_width * out_width;
+    const auto x = in(tokens * in_width);
+    add("linear forward", matmul_counts(host_, tokens, out_width, in_width, false, 1, distant_part(distant, each)),
+        [=, work = work_, y = out(tokens * out_width),
+         w = Turns<const T>(weights(each, distant), each, distant)]() mutable {
+          const std::array<LinearPart<T>, 1> parts{{{w.next(), {}}}};
           linear_forward<T>(x, parts, in_width, y, work->pool);
         });
   }
-  void data(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width) {
-    const auto dy = in(tokens * out_width), w = in(in_width * out_width);
-    add("linear backward data", matmul_counts(host_, tokens, in_width, out_width, false, 1),
-        [=, work = work_, dx = out(tokens * in_width)] {
-          const std::array<LinearPart<T>, 1> parts{{{w, {}}}};
+  void data(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width, bool distant) {
+    const std::int64_t each = in_width * out_width;
+    const auto dy = in(tokens * out_width);
+    add("linear backward data",
+        matmul_counts(host_, tokens, in_width, out_width, false, 1, distant_part(distant, each)),
+        [=, work = work_, dx = out(tokens * in_width),
+         w = Turns<const T>(weights(each, distant), each, distant)]() mutable {
+          const std::array<LinearPart<T>, 1> parts{{{w.next(), {}}}};
           linear_backward_data<T>(dy, parts, in_width, {dx, {}}, work->pool);
         });
   }
-  void weight(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width) {
+  void weight(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width, bool distant) {
+    const std::int64_t each = in_width * out_width;
     const auto dy = in(tokens * out_width), x = in(tokens * in_width);
-    add("linear backward weight", matmul_counts(host_, out_width, in_width, tokens, false, 1),
-        [=, work = work_, dw = out(in_width * out_width)] {
-          const std::array<LinearPartGradient<T>, 1> parts{{{{dw, false}, {}}}};
+    add("linear backward weight",
+        matmul_counts(host_, out_width, in_width, tokens, false, 1, distant_part(distant, each)),
+        [=, work = work_, dw = Turns<T>(out(distant ? kMostElements : each), each, distant)]() mutable {
+          const std::array<LinearPartGradient<T>, 1> parts{{{{dw.next(), false}, {}}}};
           linear_backward_weight<T, T>(dy, x, parts, in_width, work->pool);
         });
   }

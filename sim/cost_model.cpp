@@ -307,6 +307,11 @@ Demand MachineCostModel::demand(const Work& work) const {
   return d;
 }
 
+std::optional<Seconds> MachineCostModel::undisturbed(const Work& work) const {
+  if (!parts_->host_device) return std::nullopt;
+  return parts_->host_device->undisturbed(work);
+}
+
 Seconds MachineCostModel::handoff(const Work& work) const {
   return parts_->host_device ? parts_->host_device->handoff(work) : Seconds();
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -64,6 +65,8 @@ class MachineCostModel : public CostModel {
   Demand demand(const Work& work) const override;
   /// Part of the latency during which the op itself does not run (HostDeviceModel::handoff); 0 on GPUs.
   Seconds handoff(const Work& work) const;
+  /// HostDeviceModel::undisturbed(); nothing for GPUs, whose kernels truly share.
+  std::optional<Seconds> undisturbed(const Work& work) const;
   /// Scales all later demands on one resource.
   void scale(ResourceRole kind, double factor);
   std::vector<Assumption> assumptions() const;

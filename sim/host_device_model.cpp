@@ -145,8 +145,14 @@ struct HostDeviceModel::Parts {
     return Bytes(parameters * bytes_per_parameter * ranks / std::max(1, shard_ranks));
   }
 
-  KernelWork product(std::string_view name, std::int64_t m, std::int64_t n, std::int64_t k, bool adds) const {
-    const HostCounts counts = matmul_counts(host, m, n, k, adds, threads);
+  /// `weight_elements`: of the weight that is read, or of the gradient that is written; the rest was there just now.
+  KernelWork product(std::string_view name, std::int64_t m, std::int64_t n, std::int64_t k, bool adds,
+                     std::int64_t weight_elements) const {
+    // Between two uses of a weight all others pass, on every rank of the node.
+    const Bytes passed(parameters * size_of(type) * ranks);
+    const double distant =
+        passed > host.shared_memory ? static_cast<double>(weight_elements) * (1 - host.shared_memory / passed) : 0;
+    const HostCounts counts = matmul_counts(host, m, n, k, adds, threads, distant);
     constexpr std::int64_t kTaskRows = 960;  // runtime/kernels/gemm.cpp; columns are cut to give each thread two tasks
     const std::int64_t tasks = std::max<std::int64_t>(divide_up(m, kTaskRows), threads == 1 ? 1 : 2 * threads);
     return {host_time(kernel(name, type), counts), tasks, {}};
@@ -160,7 +166,7 @@ struct HostDeviceModel::Parts {
 
   /// Linears whose weights lie side by side are several products, but for the gradient of their input.
   KernelWork linear(const GraphOp* op, const std::vector<TensorSpec>* tensors, Pass pass, const Gemm& g) const {
-    if (pass == Pass::backward_data) return product("linear backward data", g.m, g.n, g.k, g.accumulate);
+    if (pass == Pass::backward_data) return product("linear backward data", g.m, g.n, g.k, g.accumulate, g.k * g.n);
     const bool gradient = pass == Pass::backward_weight || pass == Pass::backward;
     const std::string_view name = gradient ? "linear backward weight" : "linear forward";
     if (op == nullptr) return whole_linear(name, gradient, g);
@@ -170,7 +176,8 @@ struct HostDeviceModel::Parts {
       const TensorSpec& tensor = (*tensors)[static_cast<std::size_t>(index)];
       const std::int64_t out = tensor.shape[0];
       if (tensor.shape.size() == 2) {
-        add_to(sum, gradient ? product(name, out, g.n, g.k, g.accumulate) : product(name, g.m, out, g.k, false));
+        add_to(sum, gradient ? product(name, out, g.n, g.k, g.accumulate, out * g.n)
+                             : product(name, g.m, out, g.k, false, g.k * out));
       } else if (gradient) {
         add_to(sum, elements("bias backward", g.k * out, bytes_of(g.k * out, type)));
       }
@@ -178,7 +185,7 @@ struct HostDeviceModel::Parts {
     return sum;
   }
   KernelWork whole_linear(std::string_view name, bool gradient, const Gemm& g) const {
-    return product(name, g.m, g.n, g.k, gradient && g.accumulate);
+    return product(name, g.m, g.n, g.k, gradient && g.accumulate, gradient ? g.m * g.n : g.k * g.n);
   }
 
   KernelWork attention(const AttentionWork& a) const {
@@ -409,6 +416,16 @@ Demand HostDeviceModel::demand(const Work& work) const {
                         [&](const AdamStep& a) { return p.of_adam(a); },
                     },
                     work);
+}
+
+Seconds HostDeviceModel::undisturbed(const Work& work) const {
+  const Demand d = demand(work);
+  Seconds longest;
+  for (const ResourceRole role : {ResourceRole::sm, ResourceRole::hbm, ResourceRole::h2d, ResourceRole::d2h,
+                                  ResourceRole::links, ResourceRole::nvme_read, ResourceRole::nvme_write}) {
+    longest = std::max(longest, d[role]);
+  }
+  return d.latency - handoff(work) + longest;
 }
 
 Seconds HostDeviceModel::handoff(const Work& work) const {

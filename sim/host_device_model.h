@@ -29,6 +29,9 @@ class HostDeviceModel {
   /// Part of demand(work).latency during which the op itself does not run: its thread is woken before, the thread that
   /// waits for it after.
   Seconds handoff(const Work& work) const;
+  /// How long the op runs while nobody takes its cores. Threads get their cores in turns that are longer than most ops,
+  /// and one that was asleep gets its turn at once: this is what an op takes in most steps, whatever the step takes.
+  Seconds undisturbed(const Work& work) const;
   std::vector<Assumption> assumptions() const;
 
  private:

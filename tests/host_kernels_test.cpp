@@ -79,11 +79,12 @@ TEST_CASE("A probe's figures that cannot be are refused with their place") {
 
 TEST_CASE("Products are counted in whole tiles, and cut as the runtime cuts them") {
   const HostKernels host = host_kernels_by_hand(4);  // 6 x 16
-  CHECK(matmul_counts(host, 7, 17, 10, false, 1) == HostCounts{1, 12 * 32 * 10, 12 * 10, 32 * 10, 7 * 17});
+  CHECK(matmul_counts(host, 7, 17, 10, false, 1, 0) == HostCounts{1, 12 * 32 * 10, 12 * 10, 32 * 10, 7 * 17, 0});
   // Two tasks a thread: the left operand is packed for each.
-  CHECK(matmul_counts(host, 6, 256, 10, true, 4) == HostCounts{1, 6 * 256 * 10, 6 * 10 * 8, 256 * 10, 2 * 6 * 256});
+  CHECK(matmul_counts(host, 6, 256, 10, true, 4, 5) ==
+        HostCounts{1, 6 * 256 * 10, 6 * 10 * 8, 256 * 10, 2 * 6 * 256, 5});
   // 1920 rows are two tasks: the right operand is packed twice.
-  CHECK(matmul_counts(host, 1920, 16, 10, false, 1)[3] == 2 * 16 * 10);
+  CHECK(matmul_counts(host, 1920, 16, 10, false, 1, 0)[3] == 2 * 16 * 10);
 }
 
 TEST_CASE("Attention's scores are those that its blocks of queries form") {
