@@ -37,7 +37,6 @@ void check(const DeepSpeedJob& job) {
   refuse(config.zenflow, "zero_optimization.zenflow", kNoRule);
   refuse(config.offload_optimizer.super_offload, "offload_optimizer.super_offload", kNoRule);
   refuse(config.offload_optimizer.ratio < 1, "offload_optimizer.ratio", kNoRule);
-  refuse(config.allgather_sequential, "zero_optimization.stage3_allgather_sequential", kNoRule);
   refuse(config.fetch_by_all_reduce, "zero_optimization.stage3_use_all_reduce_for_fetch_params", kNoRule);
   refuse(config.sequence_parallel > 1, "sequence_parallel_size", kNoRule);
   refuse(config.autocast, "torch_autocast", kNoRule);

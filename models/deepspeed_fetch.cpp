@@ -58,7 +58,11 @@ void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
       const Parameter& parameter = parameters_[p];
       if (parameter.state == State::sharded && group_of(parameter) == group) of_group.push_back(p);
     }
-    if (!of_group.empty()) start_flight(of_group);
+    if (job_.config.allgather_sequential) {
+      for (const std::size_t p : of_group) start_flight({p});
+    } else if (!of_group.empty()) {
+      start_flight(of_group);
+    }
   }
 }
 
@@ -95,6 +99,7 @@ void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
   flights_.push_back({buffer, wanted, 0, false});
   for (const std::size_t p : wanted) {
     parameters_[p].state = State::in_flight;
+    ++in_flight_;
     parameters_[p].flight = static_cast<int>(flights_.size()) - 1;
     available_ += parameters_[p].elements;
   }
@@ -111,10 +116,7 @@ void ParameterFetcher::wait_for(std::size_t p) {
   }
   parameter.state = State::available;
   parameter.flight = -1;
-  if (std::none_of(parameters_.begin(), parameters_.end(),
-                   [](const Parameter& each) { return each.state == State::in_flight; })) {
-    flights_.clear();
-  }
+  if (--in_flight_ == 0) flights_.clear();
 }
 
 /// The first wait copies all parameters of the group out.
@@ -178,7 +180,8 @@ void ParameterFetcher::follow_trace(int module) {
 
 /// As much of what comes next as the bucket and max_live_parameters allow; the last one may overshoot.
 void ParameterFetcher::prefetch() {
-  const std::int64_t budget = std::min(job_.config.max_live - available_, job_.config.prefetch_bucket);
+  const std::int64_t bucket = job_.config.allgather_sequential ? 1 : job_.config.prefetch_bucket;  // one parameter
+  const std::int64_t budget = std::min(job_.config.max_live - available_, bucket);
   std::vector<std::size_t> wanted;
   std::int64_t size = 0;
   while (queue_head_ < queue_.size() && size < budget) {

@@ -76,6 +76,7 @@ class ParameterFetcher {
   std::int64_t weight_size_;
   std::vector<Parameter> parameters_;
   std::vector<Flight> flights_;
+  int in_flight_ = 0;           // parameters
   std::int64_t available_ = 0;  // elements gathered through here since the root forward began
 
   int forwards_ = 0;  // root forwards

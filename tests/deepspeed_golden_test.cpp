@@ -124,6 +124,8 @@ std::vector<Golden> goldens() {
               c.contiguous_gradients = false;
             }),
        8.03, 8.29, 8.90, 11.03, 4.01},
+      {"3, N=2, allgather_sequential", with(3, 2, [](C& c, J&) { c.allgather_sequential = true; }), 8.40, 10.40, 10.62,
+       11.39, 4.36},
       {"3, N=4, offload", with(3, 4, cpu), 5.40, 9.39, 7.65, 5.40, 3.36},
   };
 }
