@@ -154,6 +154,12 @@ class Writer {
         if (changed[m]) count(m, trace_.ops[i].end);
       }
     }
+    // Counters last as long as the step.
+    Seconds end;
+    for (const Span& span : trace_.ops) end = std::max(end, span.end);
+    for (std::size_t m = 0; m < kNumMemories; ++m) {
+      if (used[m]) count(m, end);
+    }
   }
 
   /// Of the rank's own GPU and of what the node shares; the other GPUs' links are left out.

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# trace.sh ZEROPLAN EXAMPLES: traces that simulate writes are what Perfetto reads (check_trace.py), and the check refuses
+# traces that are broken in one place.
+set -uo pipefail
+zeroplan="$(realpath -- "${1:?the program}")"
+examples="$(realpath -- "${2:?the folder of examples}")"
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+work="$(mktemp -d)"
+trap 'rm -rf -- "$work"' EXIT
+cd -- "$work" || exit 2
+failed=0 traces=()
+if ! command -v python3 >/dev/null; then echo "trace: skipped, there is no python3"; exit 0; fi
+
+# trace NAME PLAN...: its trace is checked.
+for plan in "$examples"/remedies/*.json; do
+  name="$(basename "$plan" .json)"
+  timeout 60 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
+  traces+=("$name.trace")
+done
+python3 "$here/check_trace.py" "${traces[@]}" || ((failed += 1))
+
+# broken NAME PYTHON: the first trace with `e`, its events, changed is refused.
+broken() {
+  python3 - "${traces[0]}" "$2" <<'PY' || { echo "FAILED: cannot make $1"; ((failed += 1)); return; }
+import json, sys
+trace = json.load(open(sys.argv[1]))
+e = trace["traceEvents"]
+first = lambda phase: next(x for x in e if x["ph"] == phase)
+exec(sys.argv[2])
+json.dump(trace, open("broken.trace", "w"))
+PY
+  if python3 "$here/check_trace.py" broken.trace >out; then echo "FAILED: not refused: $1"; ((failed += 1)); fi
+}
+broken 'an arrow without an end' 'e.remove(first("f"))'
+broken 'an arrow that begins outside slices' 'first("s")["ts"] = 1e12'
+broken 'a negative duration' 'first("X")["dur"] = -1'
+broken 'a slice over its neighbour' 'x = [y for y in e if y["ph"] == "X" and y["tid"] == first("X")["tid"]]; x[0]["dur"] += x[1]["dur"] + 1000'
+broken 'a counter that is no number' 'first("C")["args"] = {"bytes": "many"}'
+broken 'a counter that runs back' 'c = [y for y in e if y["ph"] == "C" and y["name"] == first("C")["name"]]; c[0]["ts"] = c[-1]["ts"] + 1'
+broken 'a track without a name' 'e[:] = [x for x in e if x.get("name") != "thread_name"]'
+broken 'an unknown phase' 'first("X")["ph"] = "Y"'
+broken 'a slice without a start' 'del first("X")["ts"]'
+broken 'no slices' 'e[:] = [x for x in e if x["ph"] == "M"]'
+broken 'not a number' 'first("X")["dur"] = float("nan")'
+((failed == 0)) && echo "traces: all as they should be"
+exit $((failed > 0))
