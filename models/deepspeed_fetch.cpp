@@ -67,8 +67,12 @@ void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
 }
 
 void ParameterFetcher::bring_up_shard(const Parameter& parameter) {
-  const std::int64_t bytes = parameter.shard * weight_size_;
-  tape_.work(stream_, Copy{Memory::pinned, Memory::hbm, Bytes(static_cast<double>(bytes))});
+  const auto bytes = Bytes(static_cast<double>(parameter.shard * weight_size_));
+  if (job_.config.parameters_on_nvme()) {
+    tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, bytes});
+    tape_.host_waits(Stream::nvme_read);
+  }
+  tape_.work(stream_, Copy{Memory::pinned, Memory::hbm, bytes});
 }
 
 /// One parameter is received where it will stay, several in one flat buffer.

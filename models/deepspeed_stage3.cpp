@@ -37,7 +37,9 @@ class Stage3 final : public DeepSpeedStage {
   void reduce_bucket();
   TapeId interleave();
   void offload_partition(const Pending& item);
+  bool stays_until_step(std::int64_t count) const;
   void make_moments();
+  void update_offloaded(std::int64_t count);
   void update_sub_group(std::int64_t count);
 
   ParameterFetcher fetcher_;
@@ -50,6 +52,7 @@ class Stage3 final : public DeepSpeedStage {
   TapeId bucket_ = kNoBuffer;                   // for good
   std::vector<Pending> pending_;
   std::int64_t pending_elements_ = 0;
+  std::vector<TapeId> small_gradients_;  // fp32, too small for NVMe
 };
 
 Stage3::Stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape)
@@ -185,10 +188,14 @@ void Stage3::offload_partition(const Pending& item) {
     transient(8 * std::min(count, kNormPiece), BufferRole::norm, reduce_stream_, reduce_pool_);
     const TapeId cast = staging(fp32(count), BufferRole::gradient_staging, reduce_pool_);
     tape_.pass(reduce_stream_, count * (size_of(sum_type_) + 4), {{back, Access::read}, {cast, Access::write}});
-    tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, Bytes(static_cast<double>(fp32(count)))},
-               {{cast, Access::read}});
-    tape_.host_waits(reduce_stream_);  // this copy blocks
-    tape_.free(cast);
+    if (stays_until_step(count)) {
+      small_gradients_.push_back(cast);
+    } else {
+      tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, Bytes(static_cast<double>(fp32(count)))},
+                 {{cast, Access::read}});
+      tape_.host_waits(reduce_stream_);  // this copy blocks
+      tape_.free(cast);
+    }
   }
   tape_.free(back);
 }
@@ -207,14 +214,36 @@ void Stage3::make_moments() {
   moments_made_ = true;
 }
 
+/// With NVMe, gradients that are too small to be worth a transfer wait on the GPU (deepspeed.md section 7).
+bool Stage3::stays_until_step(std::int64_t count) const {
+  return job_.config.optimizer_on_nvme() && fp32(count) < std::max<std::int64_t>(1 << 20, job_.config.aio_block_bytes);
+}
+
+/// Adam on the host; with NVMe master, moments and gradients are read first, all but the gradients written after.
+void Stage3::update_offloaded(std::int64_t count) {
+  const auto bytes_of_states = [&](int states) { return Bytes(static_cast<double>(states * fp32(count))); };
+  const bool nvme = job_.config.optimizer_on_nvme();
+  if (nvme) {
+    tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, bytes_of_states(4)});
+    tape_.host_waits(Stream::nvme_read);
+  }
+  adam(count, true);
+  if (nvme) {
+    tape_.work(Stream::nvme_write, Copy{Memory::pinned, Memory::nvme, bytes_of_states(3)});
+    tape_.host_waits(Stream::nvme_write);
+  }
+  const auto weights = Bytes(static_cast<double>(bytes(count)));
+  if (job_.config.parameters_on_nvme()) {
+    tape_.work(Stream::nvme_write, Copy{Memory::pinned, Memory::nvme, weights});
+  } else if (!job_.config.parameters_on_host()) {
+    tape_.work(Stream::h2d, Copy{Memory::dram, Memory::hbm, weights});
+    tape_.host_waits(Stream::h2d);
+  }
+}
+
 void Stage3::update_sub_group(std::int64_t count) {
   if (offload_) {
-    adam(count, true);
-    const auto size = Bytes(static_cast<double>(bytes(count)));
-    if (!job_.config.parameters_on_host()) {
-      tape_.work(Stream::h2d, Copy{Memory::dram, Memory::hbm, size});
-      tape_.host_waits(Stream::h2d);
-    }
+    update_offloaded(count);
     return;
   }
   const TapeId flat = staging(count * size_of(sum_type_), BufferRole::gradient_staging);
@@ -242,6 +271,7 @@ void Stage3::update() {
   for (std::size_t i = 0; i < groups_.size(); ++i) agree(DType::fp32);
   if (!offload_) make_moments();
   for (const std::int64_t count : groups_) update_sub_group(count);
+  drop(small_gradients_);
   fetcher_.drop_secondary_shards();
   fetcher_.gather_persistent();
 }

@@ -81,8 +81,12 @@ DeepSpeedJob random_job(std::mt19937& random) {
   config.max_reuse = pick(0, 200'000, 1'000'000'000);
   config.param_persistence = pick(0, 1000, 100'000);
   config.hpz_ranks = config.stage == 3 ? pick(1, 1, 2, 4) : 1;
-  if (config.stage > 0 && pick(true, false)) config.offload_optimizer.device = OffloadDevice::cpu;
-  if (config.stage == 3 && pick(true, false, false)) config.offload_param.device = OffloadDevice::cpu;
+  if (config.stage > 0 && pick(true, false)) {
+    config.offload_optimizer.device =
+        config.stage == 3 ? pick(OffloadDevice::cpu, OffloadDevice::nvme) : OffloadDevice::cpu;
+  }
+  if (config.stage == 3 && pick(true, false, false))
+    config.offload_param.device = pick(OffloadDevice::cpu, OffloadDevice::nvme);
   if (pick(true, false, false)) config.communication = DType::fp32;
   if (config.stage > 1 && pick(true, false, false)) config.grad_accum = DType::fp32;
   if (config.stage == 1 && config.precision == DType::bf16 && pick(true, false)) config.grad_accum = DType::fp32;
