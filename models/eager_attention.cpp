@@ -18,6 +18,15 @@ RotaryTables RotaryEmbedding::operator()(Tensor x, const Tensor& positions) cons
     Tensor frequencies = tape.external({1, width_ / 2, 1}, Element::fp32);
     Tensor wide = to(view(positions, {1, 1, length}), Element::fp32);
     Tensor angles = transpose(matmul(frequencies, wide), 1, 2);
+    if (complex_) {
+      Tensor ones = pointwise({&angles}, Element::fp32);
+      Tensor polar = pointwise({&ones, &angles}, Element::fp64);  // two fp32 numbers
+      ones.drop();
+      tables.cos = mul_scalar(std::move(polar));
+      drop(wide, angles);
+      tape.forward_post(module_, {});
+      return tables;
+    }
     Tensor both = cat({angles, angles}, -1);
     Tensor cos = mul_scalar(pointwise({&both}, Element::fp32));
     Tensor sin = mul_scalar(pointwise({&both}, Element::fp32));

@@ -18,12 +18,14 @@ class RotaryEmbedding {
   RotaryTables operator()(Tensor x, const Tensor& positions) const;
   /// The tables stay in fp32.
   void keep_wide() { wide_ = true; }
+  /// One table of complex numbers, in `cos`.
+  void make_complex() { complex_ = true; }
 
  private:
   const Context* context_ = nullptr;
   int module_ = -1;
   std::int64_t width_ = 0;
-  bool wide_ = false;
+  bool wide_ = false, complex_ = false;
 };
 
 /// [-x2, x1] of the last dimension's halves.

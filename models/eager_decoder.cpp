@@ -6,6 +6,7 @@
 
 #include "models/eager_decoder_parts.h"
 #include "models/eager_experts.h"
+#include "models/eager_mla.h"
 
 namespace zeroplan::eager {
 
@@ -26,7 +27,11 @@ class DecoderLayer {
     const Architecture& a = context.sizes;
     const TensorNames& names = a.family.names;
     module_ = context.module(path, class_name(style, "DecoderLayer"), true);
-    attention_ = DecoderAttention(context, style, path + ".self_attn");
+    if (a.family.mla) {
+      latent_attention_ = MlaAttention(context, style, path + ".self_attn");
+    } else {
+      attention_ = DecoderAttention(context, style, path + ".self_attn");
+    }
     moe_ = a.layers[static_cast<std::size_t>(context.layer)].moe;
     if (moe_) {
       experts_ = MoeMlp(context, style, path + ".mlp");
@@ -89,7 +94,8 @@ class DecoderLayer {
     Tensor residual = given;
     Tensor hidden = std::move(given);
     if (!post) hidden = norm1_(hidden);
-    AttentionResult attended = attention_(hidden, arguments);
+    AttentionResult attended =
+        context_->sizes.family.mla ? latent_attention_(hidden, arguments) : attention_(hidden, arguments);
     hidden = std::move(attended.output);
     if (sandwich) hidden = norm2_(hidden);
     if (post) hidden = norm1_(hidden);
@@ -135,6 +141,7 @@ class DecoderLayer {
   Residual residual_;
   int module_ = -1;
   DecoderAttention attention_;
+  MlaAttention latent_attention_;
   DecoderMlp mlp_;
   MoeMlp experts_;
   bool moe_ = false;
@@ -179,9 +186,12 @@ class Decoder : public CausalModel {
     };
     const bool phi = style_->family == "phi";
     if (!phi) norm();
-    rotary_ = RotaryEmbedding(context, "model.rotary_emb", class_name(*style_, "RotaryEmbedding"),
-                              rotary_width(context, a.head_dim, "partial_rotary_factor", style_->rotary_part));
+    rotary_ =
+        RotaryEmbedding(context, "model.rotary_emb", class_name(*style_, "RotaryEmbedding"),
+                        a.family.mla ? a.mla.rope_dim
+                                     : rotary_width(context, a.head_dim, "partial_rotary_factor", style_->rotary_part));
     if (style_->rotary == RotaryKind::wide_tables) rotary_.keep_wide();
+    if (style_->complex_tables) rotary_.make_complex();
     if (!phi) return;
     embedding_dropout_ = Dropout(context, "model.embed_dropout", context.number(style_->embedding_dropout, 0));
     norm();

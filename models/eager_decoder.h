@@ -22,6 +22,12 @@ enum class RotaryKind : std::uint8_t {
   wide_interleaved,  // q and k in fp32, even and odd columns are pairs (Cohere)
 };
 
+enum class RouterKind : std::uint8_t {
+  softmax,         // of logits in the model's type, the best k (Mixtral, Qwen3)
+  groups_softmax,  // fp32 logits, best groups first where topk_method says so (DeepSeek V2)
+  groups_sigmoid,  // fp32 logits, sigmoid and a correction, best groups first (DeepSeek V3)
+};
+
 /// Which masks the base model makes, and in what its variables hold them.
 enum class MaskKind : std::uint8_t {
   one,       // one for all layers, sliding if the window is set
@@ -53,6 +59,8 @@ struct DecoderStyle {
   std::string_view moe_class, router_class;  // empty: no experts
   bool router_first = false;                 // registered before the experts
   bool narrow_routing = false;               // routing weights go back to the model's type
+  RouterKind router = RouterKind::softmax;
+  bool complex_tables = false;  // rotary tables are complex numbers (DeepSeek V2)
 };
 
 /// nullptr for a family without a row.

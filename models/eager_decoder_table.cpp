@@ -96,6 +96,19 @@ std::vector<DecoderStyle> make_rows() {
     row.router_class = "TopKRouter";
     row.narrow_routing = true;
   }
+  {
+    DecoderStyle& row = add("deepseek_v2", "DeepseekV2");
+    row.moe_class = "Moe";
+    row.router_class = "TopkRouter";
+    row.router = RouterKind::groups_softmax;
+    row.complex_tables = true;
+  }
+  {
+    DecoderStyle& row = add("deepseek_v3", "DeepseekV3");
+    row.moe_class = "MoE";
+    row.router_class = "TopkRouter";
+    row.router = RouterKind::groups_sigmoid;
+  }
   return rows;
 }
 

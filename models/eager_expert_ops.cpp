@@ -88,6 +88,26 @@ TopK topk(Tensor x, std::int64_t k) {
   return best;
 }
 
+TopK max_last(Tensor x) {
+  TopK best = topk(std::move(x), 1);
+  best.values = squeeze(std::move(best.values), -1);
+  return best;
+}
+
+Tensor gather(Tensor x, Tensor columns) {
+  Tape& tape = x.tape();
+  const Ref<Node> node = tape.make_node(backward_topk, {&x});  // zeros, the gradient scattered in
+  if (node) {
+    node->dims = x.sizes();
+    tape.save(*node, columns);
+  }
+  Tensor out = tape.allocate(columns.sizes(), x.type());
+  tape.pointwise_kernel(2 * out.bytes());
+  tape.attach(out, node);
+  drop(x, columns);
+  return out;
+}
+
 Tensor div_in_place(Tensor x, Tensor y) {
   Tape& tape = x.tape();
   const Ref<Node> node = tape.make_node(backward_div_in_place, {&x, &y});

@@ -10,7 +10,11 @@ Router::Router(Context& context, const DecoderStyle& style, const std::string& p
     : context_(&context), style_(&style) {
   module_ = context.module(path, class_name(style, style.router_class));
   weight_ = context.parameter(module_, "weight", {context.sizes.experts, context.sizes.hidden});
-  normalised_ = context.config.flag("norm_topk_prob", style.family == "mixtral");
+  normalised_ =
+      context.config.flag("norm_topk_prob", style.family == "mixtral" || style.router == RouterKind::groups_sigmoid);
+  limited_ = context.config.text("topk_method", "greedy") == "group_limited_greedy";
+  groups_ = static_cast<std::int64_t>(context.number("n_group", 1));
+  groups_used_ = static_cast<std::int64_t>(context.number("topk_group", 1));
 }
 
 Routing Router::operator()(const Tensor& x) const {
@@ -21,7 +25,88 @@ Routing Router::operator()(const Tensor& x) const {
   return routing;
 }
 
+/// 1 for every expert of the best groups; `kept` receives what the router's variables hold to its end.
+Tensor Router::group_mask(const Tensor& group_scores, Tensors& kept) const {
+  const std::int64_t rows = group_scores.size(0), experts = context_->sizes.experts;
+  Tensor best;
+  {
+    TopK groups = topk(group_scores, groups_used_);
+    best = std::move(groups.indices);
+  }
+  Tensor chosen = pointwise({&group_scores}, group_scores.type());  // zeros, ones scattered in
+  Tensor spread = reshape(expand(unsqueeze(chosen, -1), {rows, groups_, experts / groups_}), {-1, experts});
+  Tensor inverse;
+  {
+    const Tensor flags = pointwise({&spread}, Element::boolean);
+    inverse = pointwise({&flags}, Element::boolean);
+  }
+  kept.push_back(std::move(best));
+  kept.push_back(std::move(chosen));
+  kept.push_back(std::move(spread));
+  return inverse;
+}
+
+Routing Router::best_of_groups(Tensor x) const {
+  const Architecture& a = context_->sizes;
+  Tensors kept;
+  Routing routing;
+  x = view(x, {-1, a.hidden});
+  {
+    Tensor wide = to(x, Element::fp32);
+    routing.logits = linear(std::move(wide), to(context_->value(weight_), Element::fp32), {});
+  }
+  Tensor scores = softmax(routing.logits);
+  Tensor group_scores;
+  if (limited_) {
+    group_scores = max_last(view(scores, {-1, groups_, a.experts / groups_})).values;
+    Tensor mask = group_mask(group_scores, kept);
+    scores = masked_fill(scores, std::move(mask));
+  }
+  TopK best = topk(scores, a.experts_per_token);
+  routing.indices = std::move(best.indices);
+  routing.weights = mul_scalar(best.values);
+  best.values.drop();
+  drop(x, scores, group_scores);
+  for (Tensor& tensor : kept) tensor.drop();
+  return routing;
+}
+
+Routing Router::corrected(Tensor x) const {
+  const Architecture& a = context_->sizes;
+  Tensors kept;
+  Routing routing;
+  x = view(x, {-1, a.hidden});
+  {
+    Tensor wide = to(x, Element::fp32);
+    routing.logits = linear(std::move(wide), to(context_->value(weight_), Element::fp32), {});
+  }
+  Tensor scores = activate(routing.logits, Activation::sigmoid);
+  Tensor choice = add(scores, context_->tape.external({a.experts}, context_->type));
+  Tensor group_scores;
+  {
+    TopK best = topk(view(choice, {-1, groups_, a.experts / groups_}), 2);
+    best.indices.drop();
+    group_scores = sum(std::move(best.values), -1, false);
+  }
+  Tensor mask = group_mask(group_scores, kept);
+  choice = masked_fill(choice, std::move(mask));
+  routing.indices = topk(choice, a.experts_per_token).indices;
+  routing.weights = gather(scores, routing.indices);
+  Tensor total;
+  if (normalised_) {
+    total = add_scalar(sum(routing.weights, -1, true));
+    routing.weights = div_in_place(routing.weights, total);
+  }
+  routing.weights = mul_scalar(routing.weights);
+  drop(x, scores, choice, group_scores);
+  for (Tensor& tensor : kept) tensor.drop();
+  total.drop();
+  return routing;
+}
+
 Routing Router::forward(Tensor x) const {
+  if (style_->router == RouterKind::groups_softmax) return best_of_groups(std::move(x));
+  if (style_->router == RouterKind::groups_sigmoid) return corrected(std::move(x));
   const Architecture& a = context_->sizes;
   Routing routing;
   x = reshape(x, {-1, a.hidden});
@@ -112,10 +197,23 @@ MoeMlp::MoeMlp(Context& context, const DecoderStyle& style, const std::string& p
   if (style.router_first) router_ = Router(context, style, path + ".gate");
   experts_ = Experts(context, style, path + ".experts");
   if (!style.router_first) router_ = Router(context, style, path + ".gate");
+  has_shared_ = context.sizes.shared_width > 0;
+  if (has_shared_) shared_ = DecoderMlp(context, style, path + ".shared_experts", context.sizes.shared_width);
+}
+
+Tensor MoeMlp::with_shared(const Tensor& x) const {
+  const Dims sizes = x.sizes();
+  Routing routing = router_(x);
+  Tensor hidden = view(x, {-1, sizes[-1]});
+  hidden = view(experts_(hidden, routing), sizes);
+  hidden = add(hidden, shared_(x));
+  drop(routing.logits, routing.weights, routing.indices);
+  return hidden;
 }
 
 Tensor MoeMlp::operator()(Tensor x) const {
   return call(context_->tape, module_, std::move(x), [&](const Tensor& own) {
+    if (has_shared_) return with_shared(own);
     const Dims sizes = own.sizes();
     Tensor rows = view(own, {-1, sizes[-1]});
     Routing routing = router_(rows);

@@ -2,7 +2,7 @@
 // Mixtures of experts as transformers 5.17 runs them: rows sorted by expert, one grouped product a projection
 // (integrations/moe.py, grouped_mm). No allocation depends on how tokens are routed.
 
-#include "models/eager_decoder.h"
+#include "models/eager_decoder_parts.h"
 
 namespace zeroplan::eager {
 
@@ -21,10 +21,14 @@ class Router {
 
  private:
   Routing forward(Tensor x) const;
+  Routing best_of_groups(Tensor x) const;
+  Routing corrected(Tensor x) const;
+  Tensor group_mask(const Tensor& group_scores, Tensors& kept) const;
   const Context* context_ = nullptr;
   const DecoderStyle* style_ = nullptr;
   int module_ = -1, weight_ = -1;
-  bool normalised_ = true;
+  bool normalised_ = true, limited_ = false;
+  std::int64_t groups_ = 1, groups_used_ = 1;
 };
 
 /// All experts of a layer in two stacked tensors.
@@ -51,8 +55,11 @@ class MoeMlp {
  private:
   const Context* context_ = nullptr;
   int module_ = -1;
+  Tensor with_shared(const Tensor& x) const;
   Router router_;
   Experts experts_;
+  DecoderMlp shared_;
+  bool has_shared_ = false;
 };
 
 // --- operators that only experts use (eager_expert_ops.cpp) ----------------------------------------
@@ -63,6 +70,10 @@ struct TopK {
 TopK topk(Tensor x, std::int64_t k);
 /// x /= y, in place.
 Tensor div_in_place(Tensor x, Tensor y);
+/// Values of each group's largest; x [n, groups, size].
+TopK max_last(Tensor x);
+/// x[i, columns[i, j]].
+Tensor gather(Tensor x, Tensor columns);
 /// x[rows] of the first dimension.
 Tensor index_rows(Tensor x, Tensor rows);
 Tensor masked_fill_in_place(Tensor x, Tensor mask);

@@ -248,7 +248,8 @@ Tensor cat(Tensors parts, int dim) {
   Tensor out = tape.allocate(sizes, type);
   tape.pointwise_kernel(2 * out.bytes());
   tape.attach(out, node);
-  return out;  // a list dies from its front
+  while (!parts.empty()) parts.pop_back();  // lists and tuples die from their end
+  return out;
 }
 
 Tensor stack_last(Tensor a, Tensor b) {
