@@ -83,9 +83,8 @@ std::string fix_command(const Arguments& arguments, const Answer& answer) {
 }
 
 /// Returns the names of the files.
-std::vector<std::string> write_files(OutputFolder& folder, const Candidate& best, const Answer& answer) {
+std::vector<std::string> write_files(OutputFolder& folder, const std::vector<ExportFile>& files) {
   std::vector<std::string> names;
-  const std::vector<ExportFile> files = export_files(best, answer);
   folder.write(files);
   for (const ExportFile& file : files) names.push_back(file.name);
   return names;
@@ -115,16 +114,20 @@ Outcome run_plan(const Arguments& arguments) {
   extra.command = command_of(arguments);
   extra.fix_command = fix_command(arguments, answer);
   if (folder && best != nullptr) {
-    extra.written = write_files(*folder, *best, answer);
+    const ExportSet exports = export_fitted(*best, answer);
+    extra.written = write_files(*folder, exports.files);
     extra.written_to = shell_quoted(flags.out);
-    for (const std::string& note : export_notes(*best, answer)) outcome.notes.push_back("note: " + note);
+    for (const std::string& note : exports.notes) outcome.notes.push_back("note: " + note);
   } else if (folder) {
     outcome.notes.push_back(fmt::format("--out: nothing fits, nothing was written to {}", flags.out));
   }
   if (flags.json) {
     outcome.out = plan_json(answer, extra.num_tokens);
   } else {
-    if (best != nullptr) extra.advice = advise(answer, *best);
+    if (best != nullptr) {
+      extra.advice = advise(answer, *best);
+      if (best->plan.engine == Engine::zeroplan) extra.under_deepspeed = under_deepspeed(*best, answer);
+    }
     outcome.out = report_plan(answer, extra, stdout_style());
   }
   return outcome;

@@ -110,8 +110,6 @@ class LaunchWriter {
   void arguments() {
     line("train_args=(");
     line("  --model_name_or_path \"$MODEL\"");
-    line(fmt::format("  --per_device_train_batch_size {}", plan_.micro_batch));
-    line(fmt::format("  --gradient_accumulation_steps {}", plan_.accumulation));
     line(fmt::format("  --max_grad_norm {}", plan_.clip_norm));
     if (plan_.precision.weights == DType::bf16) line("  --bf16 True");
     if (plan_.precision.weights == DType::fp16) line("  --fp16 True");
@@ -140,6 +138,11 @@ class LaunchWriter {
         subject_.machine.nodes, subject_.ranks_per_node());
   }
 
+  void batch_arguments(const Plan& plan) {
+    line(fmt::format("    train_args+=(--per_device_train_batch_size {} --gradient_accumulation_steps {})",
+                     plan.micro_batch, plan.accumulation));
+  }
+
   void launch_deepspeed() {
     line("  deepspeed)");
     if (deepspeed_.nvme) {
@@ -150,7 +153,9 @@ class LaunchWriter {
                        kNvmePath));
       line("    ulimit -l unlimited || echo 'launch.sh: swap buffers are page-locked: raise ulimit -l' >&2");
     }
-    if (plan_.recompute != Recompute::none) line("    train_args+=(--gradient_checkpointing True)");
+    const Plan& plan = deepspeed_.plan ? *deepspeed_.plan : plan_;
+    batch_arguments(plan);
+    if (plan.recompute != Recompute::none) line("    train_args+=(--gradient_checkpointing True)");
     line(fmt::format(
         "    exec {} \\\n      \"$TRAIN\" --deepspeed \"$here/deepspeed.json\" \"${{train_args[@]}}\" \"$@\"",
         torchrun()));
@@ -160,6 +165,7 @@ class LaunchWriter {
   void launch_fsdp() {
     if (fsdp_.yaml.empty()) return;
     line("  fsdp2)");
+    batch_arguments(plan_);
     const std::string where = several_nodes() ? " --machine_rank \"$NODE_RANK\" --main_process_ip \"$MASTER_ADDR\" "
                                                 "--main_process_port \"$MASTER_PORT\""
                                               : "";

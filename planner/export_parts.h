@@ -2,6 +2,7 @@
 // Shared by the exporters of deepspeed.json, accelerate_fsdp.yaml and launch.sh.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,7 @@ struct DeepspeedExport {
   int stage = 0;               // as exported: 3 where a plan below has states on NVMe
   bool on_host = false;        // the optimizer runs on the CPU
   bool nvme = false;           // something is written to kNvmePath
+  std::optional<Plan> plan;    // what DeepSpeed is to run when that is not the subject's plan
   bool exact_pinning = false;  // torch's power-of-two pinned blocks do not fit the host, exact ones do
 };
 DeepspeedExport export_deepspeed(const ExportSubject& subject);

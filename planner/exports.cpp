@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/export_fit.h"
 #include "planner/export_parts.h"
 
 namespace zeroplan {
@@ -70,10 +71,9 @@ std::string shell_quoted(std::string_view text) {
   return quoted + "'";
 }
 
-std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& answer) {
-  const ExportSubject subject = subject_of(candidate, answer);
-  DeepspeedExport deepspeed = export_deepspeed(subject);
-  FsdpExport fsdp = export_fsdp(subject);
+namespace {
+
+std::vector<ExportFile> files_of(const ExportSubject& subject, DeepspeedExport deepspeed, FsdpExport fsdp) {
   std::string launch = export_launch(subject, deepspeed, fsdp);
   std::vector<ExportFile> files;
   files.push_back({"plan.json", write_plan({subject.plan, subject.model, subject.machine})});
@@ -83,12 +83,40 @@ std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& a
   return files;
 }
 
+std::vector<std::string> notes_of(const DeepspeedExport& deepspeed, const FsdpExport& fsdp) {
+  std::vector<std::string> notes = deepspeed.notes;
+  notes.insert(notes.end(), fsdp.notes.begin(), fsdp.notes.end());
+  return notes;
+}
+
+}  // namespace
+
+std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& answer) {
+  const ExportSubject subject = subject_of(candidate, answer);
+  return files_of(subject, export_deepspeed(subject), export_fsdp(subject));
+}
+
+ExportSet export_fitted(const Candidate& candidate, const Answer& answer) {
+  const ExportSubject subject = subject_of(candidate, answer);
+  EngineFitter fitter(subject.model, subject.machine, subject.margin);
+  DeepspeedFit deepspeed = deepspeed_that_fits(subject, fitter);
+  const FsdpExport fsdp = export_fsdp(subject);
+  ExportSet set;
+  set.notes = notes_of(deepspeed.exported, fsdp);
+  set.files = files_of(subject, std::move(deepspeed.exported), fsdp);
+  return set;
+}
+
+std::string under_deepspeed(const Candidate& candidate, const Answer& answer) {
+  const ExportSubject subject = subject_of(candidate, answer);
+  EngineFitter fitter(subject.model, subject.machine, subject.margin);
+  const DeepspeedFit planned = deepspeed_as_planned(subject, fitter);
+  return planned.fit ? describe(*planned.fit) : "";
+}
+
 std::vector<std::string> export_notes(const Candidate& candidate, const Answer& answer) {
   const ExportSubject subject = subject_of(candidate, answer);
-  std::vector<std::string> notes = export_deepspeed(subject).notes;
-  std::vector<std::string> more = export_fsdp(subject).notes;
-  notes.insert(notes.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
-  return notes;
+  return notes_of(export_deepspeed(subject), export_fsdp(subject));
 }
 
 }  // namespace zeroplan

@@ -20,6 +20,17 @@ struct ExportFile {
 /// needs less memory, and export_notes() says so. Precondition: check_plan() passed.
 std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& answer);
 
+/// All that is written for a candidate, deepspeed.json such that it fits under DeepSpeed where anything does.
+struct ExportSet {
+  std::vector<ExportFile> files;   // as export_files()
+  std::vector<std::string> notes;  // as export_notes()
+};
+ExportSet export_fitted(const Candidate& candidate, const Answer& answer);
+
+/// What the candidate would take under DeepSpeed, in one line: "29.3 GiB allocated, ...; fits". Empty when it cannot be
+/// predicted (a family without an eager graph, NVMe, ...).
+std::string under_deepspeed(const Candidate& candidate, const Answer& answer);
+
 /// One sentence for each choice that an exported file does not express as the plan has it, DeepSpeed's first.
 /// launch.sh carries the same sentences as comments.
 std::vector<std::string> export_notes(const Candidate& candidate, const Answer& answer);

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "models/arena.h"
+#include "models/error.h"
 #include "models/lower.h"
 #include "models/overloaded.h"
 
@@ -249,7 +250,19 @@ Bytes load_and_save(const MemoryTimeline& memory, Bytes staging) {
 
 }  // namespace
 
+namespace {
+
+void refuse_other_engines(const Plan& plan) {
+  if (plan.engine == Engine::zeroplan) return;
+  throw InputError(fmt::format(
+      "engine: expected zeroplan; plans of {} are predicted as a whole (zeroplan plan --engine), not op by op",
+      to_string(plan.engine)));
+}
+
+}  // namespace
+
 Prediction Predictor::predict(const Plan& plan, Detail detail) {
+  refuse_other_engines(plan);
   State& s = *state_;
   const MachineCostModel& cost = s.cost(plan);
   const Schedule schedule = s.lowering.zeroplan(plan, Folding::layers);

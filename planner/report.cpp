@@ -179,8 +179,9 @@ std::string report_plan(const Answer& answer, const PlanReport& extra, const Rep
   std::string text = header(answer) + "\n";
   if (best != nullptr) {
     text += verdict(answer, *best, extra, style) + "\n";
-    text += memory_section(best->prediction, style) + "\n";
-    text += time_section(best->prediction, style) + "\n";
+    text += memory_section(best->prediction, style);
+    if (!extra.under_deepspeed.empty()) text += "  under DeepSpeed: " + extra.under_deepspeed + "\n";
+    text += "\n" + time_section(best->prediction, style) + "\n";
     text += advice_section(extra.advice, style) + "\n";
   } else if (answer.shortfall) {
     text += shortfall_section(*answer.shortfall, answer.request.margin, style) + "\n";

@@ -24,6 +24,7 @@ struct PlanReport {
   std::string fix_command;           // the same with the first change that makes it fit; empty: there is none
   std::string written_to;            // folder with the files; empty: none were written
   std::vector<std::string> written;  // their names
+  std::string under_deepspeed;       // what the best plan would take there; empty: not known
 };
 
 /// The best of `answer.plans`: the first that fits, or with a row for each stage the one with most tokens per second.

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "models/error.h"
+#include "planner/engine_search.h"
 #include "planner/searcher.h"
 #include "planner/shortfall.h"
 
@@ -15,9 +16,6 @@ namespace {
 void check_request(const Request& r) {
   if (r.model.trainable_parameters() != r.model.parameters()) {
     throw InputError("--trainable: adapters (lora) are read but not planned yet; expected all");
-  }
-  if (r.engine != Engine::zeroplan) {
-    throw InputError(fmt::format("--engine {}: has no lowering yet; expected zeroplan", to_string(r.engine)));
   }
   if (!(r.margin >= 0 && r.margin < 1)) throw InputError("--margin: expected 0 % or more and below 100 %");
   if (r.top_k < 1) throw InputError("--top: expected at least 1");
@@ -94,6 +92,14 @@ Answer search(const Request& request) {
         " a node: step times of several nodes hang on it; state yours in a machine.json (--machine)");
   }
 
+  if (request.engine != Engine::zeroplan) {
+    for (const auto* more : {&request.model.assumptions, &request.machine.assumptions}) {
+      answer.assumptions.insert(answer.assumptions.end(), more->begin(), more->end());
+    }
+    search_engine(answer, workload);
+    answer.search.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return answer;
+  }
   Searcher searcher(answer.request, workload);
   if (request.per_stage) {
     plan_stages(answer, workload);
@@ -110,6 +116,7 @@ Answer search(const Request& request) {
 
 std::vector<Advice> advise(const Answer& answer, const Candidate& candidate) {
   constexpr double kWorthSaying = 1.02;
+  if (candidate.plan.engine != Engine::zeroplan) return {};  // their time has no resources to double
   Predictor predictor(answer.request.model, answer.request.machine);
   std::vector<Advice> all;
   const auto step_with = [&](ResourceRole role, double factor) {

@@ -152,8 +152,6 @@ for text in cpu optimizer:ssd none:cpu optimizer: :cpu OPTIMIZER optimizer:cpu:n
 plan 'one of none, selective, full' --recompute some
 plan 'one of bf16, fp16, fp32' --precision fp8
 plan 'one of zeroplan, deepspeed, fsdp2' --engine megatron
-plan 'not built yet' --engine deepspeed
-plan 'not built yet' --engine fsdp2
 plan 'one of time, cost, memory' --objective speed
 plan 'later version' --trainable lora:r=16
 for text in none lora lora:r= lora:r=0 lora:r=-1 lora:r=16x lora:r=99999999999; do plan '--trainable' --trainable "$text"; done

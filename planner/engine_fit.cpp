@@ -1,0 +1,157 @@
+#include "planner/engine_fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "sim/cost_model.h"
+
+namespace zeroplan {
+
+std::string_view to_string(GpuVerdict verdict) {
+  switch (verdict) {
+    case GpuVerdict::fits:
+      return "fits";
+    case GpuVerdict::fits_after_flushes:
+      return "fits after flushes";
+    case GpuVerdict::does_not_fit:
+      return "does not fit";
+  }
+  return "";
+}
+
+namespace {
+
+/// cuBLAS's workspace of a handle, by compute capability (pytorch-allocator.md section 6).
+constexpr std::int64_t kWorkspaceHopper = 32 << 20, kWorkspaceBefore = 8 << 20 | 1 << 17;
+
+bool at_least_hopper(const GpuSpec& gpu) {
+  return !gpu.compute_capability.empty() && std::atof(gpu.compute_capability.c_str()) >= 9.0;
+}
+
+Bytes largest_peak(const RunMemory& memory) {
+  if (memory.steps.empty()) return memory.init_peak;
+  const StepMemory& steady = memory.steps.back();
+  return std::max({memory.init_peak, steady.forward, steady.backward, steady.step});
+}
+
+}  // namespace
+
+struct EngineFitter::State {
+  const ModelSpec& model;
+  const MachineSpec& machine;
+  double margin;
+  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType>;
+  std::map<Key, EagerStep> steps;
+
+  const EagerStep& step(const EngineWorkload& w) {
+    const Key key{w.tokens.batch, w.tokens.seq_len, w.checkpointing, w.type};
+    const auto found = steps.find(key);
+    if (found != steps.end()) return found->second;
+    EagerOptions options;
+    options.tokens = w.tokens;
+    options.checkpointing = w.checkpointing;
+    options.type = w.type;
+    return steps.emplace(key, eager_step(model, options)).first->second;
+  }
+
+  EngineEnvironment environment() const {
+    EngineEnvironment e;
+    e.cublas_workspace = at_least_hopper(machine.gpu) ? kWorkspaceHopper : kWorkspaceBefore;
+    return e;
+  }
+
+  int ranks_per_node(const EngineWorkload& w) const { return std::min(w.ranks, machine.gpus_per_node); }
+
+  /// `predict(environment)` without a limit, and if that reserves more than the card has, again with its limit.
+  template <class Predict>
+  EngineFit fit(const EngineWorkload& w, int shard_ranks, Predict predict) const {
+    EngineFit result;
+    EngineEnvironment free = environment();
+    result.prediction = predict(free);
+    const EnginePrediction& p = result.prediction;
+    result.allocated = largest_peak(p.memory);
+    result.reserved = std::max(p.memory.peak_reserved, p.reserved);
+    result.overhead = free.context + free.libraries + p.host_use.device_page_tables();
+    if (w.ranks > 1) {
+      result.overhead += MachineCostModel(machine, shard_ranks, w.type).communicator_memory();
+    }
+    result.capacity = machine.gpu.memory * (1 - margin);
+    result.host = p.host * static_cast<double>(ranks_per_node(w));
+    result.host_capacity = machine.usable_dram() * (1 - margin);
+    if (result.device() > result.capacity) limited(result, predict);
+    return result;
+  }
+
+  template <class Predict>
+  void limited(EngineFit& result, Predict predict) const {
+    const Bytes room = result.capacity - result.overhead;
+    EngineEnvironment card = environment();
+    card.allocator.capacity = static_cast<std::int64_t>(std::max(room.base(), 0.0));
+    const RunMemory memory = predict(card).memory;
+    result.flushes = memory.num_alloc_retries;
+    result.gpu = memory.out_of_memory ? GpuVerdict::does_not_fit : GpuVerdict::fits_after_flushes;
+    if (!memory.out_of_memory) return;
+    result.failed_at = memory.failed_at;
+    result.failure = memory.out_of_memory->message();
+  }
+};
+
+EngineFitter::EngineFitter(const ModelSpec& model, const MachineSpec& machine, double margin)
+    : state_(new State{model, machine, margin, {}}) {}
+EngineFitter::~EngineFitter() = default;
+
+EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w) {
+  const EagerStep& step = state_->step(w);
+  DeepSpeedJob job;
+  job.config = config;
+  job.ranks = w.ranks;
+  job.accumulation = static_cast<int>(w.accumulation);
+  job.zero_init = config.stage == 3;  // launch.sh asks for it
+  check(job);
+  job.rank = deepspeed_worst_rank(step, job);
+  EngineFit fit = state_->fit(w, w.ranks, [&](const EngineEnvironment& environment) {
+    return predict_deepspeed(step, w.tokens, job, environment);
+  });
+  fit.rank = job.rank;
+  if (config.optimizer_on_nvme() || config.parameters_on_nvme()) {
+    fit.caveat = "NVMe as DeepSpeed's source has it, not measured";
+  }
+  return fit;
+}
+
+EngineFit EngineFitter::fsdp2(const Fsdp2Options& options, const EngineWorkload& w) {
+  const EagerStep& step = state_->step(w);
+  check(options);
+  return state_->fit(w, options.group(), [&](const EngineEnvironment& environment) {
+    return predict_fsdp2(step, w.tokens, static_cast<int>(w.accumulation), options, environment);
+  });
+}
+
+EngineFit EngineFitter::deepspeed_text(std::string_view json, const EngineWorkload& workload) {
+  const ConfigText text = ConfigText::parse(std::string(json), "deepspeed.json");
+  return deepspeed(read_deepspeed_config(text, state_->model.hidden), workload);
+}
+
+namespace {
+
+std::string verdict_text(const EngineFit& fit) {
+  if (fit.gpu == GpuVerdict::does_not_fit) return fmt::format("does not fit ({}: {})", fit.failed_at, fit.failure);
+  if (!fit.host_fits()) return fmt::format("does not fit: the host leaves {}", format_gib(fit.host_capacity));
+  if (fit.gpu == GpuVerdict::fits) return "fits";
+  return fmt::format("fits only after the allocator gives cached memory back ({} times, each a standstill)",
+                     fit.flushes);
+}
+
+}  // namespace
+
+std::string describe(const EngineFit& fit) {
+  const std::string text = fmt::format("{} allocated, {} reserved, {} on the host of a node", format_gib(fit.allocated),
+                                       format_gib(fit.reserved), format_gib(fit.host));
+  const std::string caveat = fit.caveat.empty() ? "" : " (" + fit.caveat + ")";
+  return text + "; " + verdict_text(fit) + caveat;
+}
+
+}  // namespace zeroplan

@@ -1,0 +1,73 @@
+#pragma once
+// Whether a configuration fits under DeepSpeed or FSDP2 on a machine: what PyTorch allocates and reserves on a GPU,
+// what the host holds, and the verdict on both.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "models/machine_spec.h"
+#include "models/model_spec.h"
+#include "planner/engine_prediction.h"
+
+namespace zeroplan {
+
+enum class GpuVerdict : std::uint8_t {
+  fits,
+  fits_after_flushes,  // only because the caching allocator gives cached segments back, each time at a standstill
+  does_not_fit,
+};
+std::string_view to_string(GpuVerdict verdict);
+
+/// What is trained, apart from the engine's configuration.
+struct EngineWorkload {
+  TokenShape tokens;  // of a micro-step and rank
+  std::int64_t accumulation = 1;
+  int ranks = 1;
+  bool checkpointing = false;  // of every layer
+  DType type = DType::bf16;
+};
+
+struct EngineFit {
+  Bytes allocated;  // peak of the steady step, worst rank
+  Bytes reserved;   // by the allocator on a card without limit; at stage 3 more by how far the host runs ahead
+  Bytes overhead;   // context, libraries, communicators, page tables of pinned memory
+  Bytes capacity;   // of the GPU, with the margin taken off
+  GpuVerdict gpu = GpuVerdict::fits;
+  std::int64_t flushes = 0;  // of the allocator, whole run
+  std::string failed_at;     // does_not_fit: "step 1 backward"
+  std::string failure;       // does_not_fit: what was asked and what was there
+  Bytes host;                // a node: processes, pinned and pageable buffers
+  Bytes host_capacity;       // a node, margin taken off
+  int rank = 0;              // whose GPU: the rank that needs most
+  std::string caveat;        // what no measured run covers; empty: all is covered
+  EnginePrediction prediction;
+
+  Bytes device() const { return reserved + overhead; }
+  bool host_fits() const { return host <= host_capacity; }
+  bool fits() const { return gpu != GpuVerdict::does_not_fit && host_fits(); }
+};
+
+/// Fits of many configurations of one model on one machine; keeps eager steps, which many share. Not thread-safe.
+class EngineFitter {
+ public:
+  /// The references outlive it. `margin` is taken off GPU and host.
+  EngineFitter(const ModelSpec& model, const MachineSpec& machine, double margin);
+  ~EngineFitter();
+
+  /// Throws InputError when the model has no eager graph, or the configuration has what no rule covers.
+  EngineFit deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload);
+  EngineFit fsdp2(const Fsdp2Options& options, const EngineWorkload& workload);
+  /// deepspeed() of a file's text.
+  EngineFit deepspeed_text(std::string_view json, const EngineWorkload& workload);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// "29.3 GiB allocated, 34.0 GiB reserved, 2.0 GiB on the host; fits".
+std::string describe(const EngineFit& fit);
+
+}  // namespace zeroplan

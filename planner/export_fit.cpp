@@ -1,0 +1,149 @@
+#include "planner/export_fit.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+
+#include "models/error.h"
+
+namespace zeroplan {
+namespace {
+
+EngineWorkload workload_of(const Plan& plan) {
+  EngineWorkload w;
+  w.tokens = plan.micro_step();
+  w.accumulation = plan.accumulation;
+  w.ranks = plan.ranks;
+  w.checkpointing = plan.recompute != Recompute::none;  // launch.sh turns it on for every layer
+  w.type = plan.precision.weights;
+  return w;
+}
+
+ExportSubject with_plan(const ExportSubject& subject, const Plan& plan) {
+  return {plan, subject.model, subject.machine, subject.prediction, subject.margin};
+}
+
+void checkpoint_everything(Plan& plan, const ModelSpec& model) {
+  plan.recompute = Recompute::full;
+  plan.recompute_layers = static_cast<int>(model.num_layers);
+}
+
+void halve_micro_batch(Plan& plan) {
+  plan.micro_batch /= 2;
+  plan.accumulation *= 2;
+}
+
+/// Places for the states, each with less on the GPU than the one before.
+std::vector<Plan> placements(const Plan& plan) {
+  std::vector<Plan> plans{plan};
+  const int blocks = plan.optimizer.total();
+  const auto push = [&](const std::function<void(Plan&)>& change) {
+    Plan next = plans.back();
+    change(next);
+    if (!(next == plans.back())) plans.push_back(next);
+  };
+  push([](Plan& p) {
+    p.zero_stage = 3;
+    p.shard_ranks = p.ranks;
+    p.reduce_each = ReduceEach::micro_step;
+  });
+  push([&](Plan& p) {
+    if (p.optimizer.nvme == 0) p.optimizer = Placement::all(Tier::host, blocks);
+    p.update = UpdateOn::host;
+  });
+  push([&](Plan& p) {
+    if (p.parameters.nvme == 0) p.parameters = Placement::all(Tier::host, blocks);
+  });
+  return plans;
+}
+
+/// One word for each difference that a user would see.
+std::string changes(const Plan& from, const Plan& to) {
+  std::vector<std::string> words;
+  if (from.micro_batch != to.micro_batch) {
+    words.push_back(fmt::format("micro-batch {} x {} instead of {} x {}", to.micro_batch, to.accumulation,
+                                from.micro_batch, from.accumulation));
+  }
+  if (from.recompute != to.recompute || from.recompute_layers != to.recompute_layers) {
+    words.emplace_back("gradient checkpointing of every layer");
+  }
+  if (from.zero_stage != to.zero_stage) words.push_back(fmt::format("stage {}", to.zero_stage));
+  if (!(from.optimizer == to.optimizer)) words.emplace_back("the optimizer on the host");
+  if (!(from.parameters == to.parameters)) words.emplace_back("weights on the host");
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+class Fitting {
+ public:
+  Fitting(const ExportSubject& subject, EngineFitter& fitter) : subject_(subject), fitter_(fitter) {}
+
+  DeepspeedFit as(const Plan& plan) {
+    DeepspeedFit result;
+    result.plan = plan;
+    result.exported = export_deepspeed(with_plan(subject_, plan));
+    result.exported.plan = plan;
+    try {
+      result.fit = fitter_.deepspeed_text(result.exported.json, workload_of(plan));
+    } catch (const InputError& e) {
+      result.unknown = e.what();
+    }
+    return result;
+  }
+
+  DeepspeedFit best() {
+    const DeepspeedFit planned = as(subject_.plan);
+    if (!planned.fit || planned.fit->fits()) return planned;
+    for (const Plan& place : placements(subject_.plan)) {
+      Plan smallest = place;
+      checkpoint_everything(smallest, subject_.model);
+      while (smallest.micro_batch % 2 == 0) halve_micro_batch(smallest);
+      if (!fits(as(smallest))) continue;
+      return noted(largest_that_fits(place, smallest), planned);
+    }
+    DeepspeedFit none = planned;
+    none.exported.notes.insert(none.exported.notes.begin(),
+                               "deepspeed.json: does not fit under DeepSpeed, with smaller micro-batches, every layer "
+                               "checkpointed and states on the host neither: " +
+                                   describe(*planned.fit) + ".");
+    return none;
+  }
+
+ private:
+  static bool fits(const DeepspeedFit& f) { return f.fit && f.fit->fits(); }
+
+  // From the plan's own micro-batch down; `smallest` is known to fit.
+  DeepspeedFit largest_that_fits(const Plan& place, const Plan& smallest) {
+    Plan plan = place;
+    DeepspeedFit found = as(plan);
+    if (fits(found)) return found;
+    checkpoint_everything(plan, subject_.model);
+    while (plan.micro_batch > smallest.micro_batch) {
+      found = as(plan);
+      if (fits(found)) return found;
+      halve_micro_batch(plan);
+    }
+    return as(smallest);
+  }
+
+  DeepspeedFit noted(DeepspeedFit found, const DeepspeedFit& planned) const {
+    found.exported.notes.insert(found.exported.notes.begin(),
+                                fmt::format("deepspeed.json: {}: as the plan has it DeepSpeed would take {}.",
+                                            changes(subject_.plan, found.plan), describe(*planned.fit)));
+    return found;
+  }
+
+  const ExportSubject& subject_;
+  EngineFitter& fitter_;
+};
+
+}  // namespace
+
+DeepspeedFit deepspeed_as_planned(const ExportSubject& subject, EngineFitter& fitter) {
+  return Fitting(subject, fitter).as(subject.plan);
+}
+
+DeepspeedFit deepspeed_that_fits(const ExportSubject& subject, EngineFitter& fitter) {
+  return Fitting(subject, fitter).best();
+}
+
+}  // namespace zeroplan
