@@ -110,6 +110,7 @@ HostExecutor::HostExecutor(const ModelSpec& model, const Plan& plan, World& worl
     throw InputError("plan: ranks: expected the " + std::to_string(world.size()) + " ranks of this job, found " +
                      std::to_string(plan.ranks));
   }
+  check_positions(model, plan.seq_len);
   state_ = std::make_unique<State>(model, plan, world, options);
 }
 HostExecutor::~HostExecutor() = default;

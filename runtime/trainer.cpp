@@ -238,11 +238,20 @@ class Trainer {
     if (!out.skipped) ++updates_;
     record(report);
     if (plan_.loss_scaling == LossScaling::dynamic) {
-      update_loss_scale(scale_, options_.loss_scaling, out.skipped);
+      next_scale(report);
     } else if (out.skipped || !std::isfinite(report.loss)) {
       throw DeviceError(fmt::format(
           "training diverged at step {}: loss {}, gradient norm {}; {}", report.step, report.loss, report.gradient_norm,
           out.skipped ? "the weights are those of the step before" : "the step was taken: go back to a checkpoint"));
+    }
+  }
+
+  void next_scale(const StepReport& report) {
+    try {
+      update_loss_scale(scale_, options_.loss_scaling, report.skipped);
+    } catch (const DeviceError& e) {
+      throw DeviceError(fmt::format("{}, at step {}; the weights are those of the last step that was not skipped",
+                                    e.what(), report.step));
     }
   }
 

@@ -96,6 +96,55 @@ TEST_CASE("Without a global norm a step of bad gradients is taken: it is said, a
   for (const float x : master) CHECK(std::isfinite(x));
 }
 
+TEST_CASE("fp16 that overflows at the smallest loss scale ends with the step; the weights are sound") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_file(2, 2, DType::fp16);
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 100);
+  o.checkpoint_every = 1;
+  o.adam.learning_rate = 1e37;
+  o.loss_scaling.hysteresis = 1;
+  std::int64_t last = 0;
+  const std::string error = error_of(file, o, [&](const StepReport& r) { last = r.step; });
+  CHECK_THAT(error, HasText("smallest loss scale, 1") && HasText("at step " + std::to_string(last)));
+  const CheckpointReader reader(o.checkpoints, file.model, file.plan);
+  CHECK(reader.meta().step == last - 1);
+  CHECK(reader.meta().loss_scale.scale == 1);
+}
+
+TEST_CASE("Sequences longer than a table of positions are refused before anything is allocated") {
+  PlanFile file = plan_file(2, 3);
+  file.model = read_model(R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 23,
+    "vocab_size": 77})",
+                          "short.json");
+  CHECK_THAT(error_of(file, {}), HasText("plan: seq_len: expected at most 23") && HasText("found 24"));
+}
+
+TEST_CASE("Configurations that would train another model are refused by key") {
+  const auto refused = [](const std::string& key, const std::string& value) {
+    const ModelSpec model = read_model(
+        fmt::format(R"({{"model_type": "llama", "hidden_size": 36, "intermediate_size": 40, "num_hidden_layers": 1,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings": 64,
+          "head_dim": {}, "hidden_act": "silu", "{}": {}}})",
+                    key == "head_dim" ? value : "10", key == "head_dim" ? "unused" : key, value),
+        "odd.json");
+    try {
+      model_constants(model);
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  CHECK(refused("rms_norm_eps", "1e-5") == "");
+  CHECK(refused("rms_norm_eps", "null") == "");
+  CHECK_THAT(refused("head_dim", "9"), HasText("odd.json: head_dim") && HasText("even number, got 9"));
+  CHECK_THAT(refused("rms_norm_eps", "\"x\""), HasText("rms_norm_eps: expected a number, got \"x\""));
+  CHECK_THAT(refused("rms_norm_eps", "-1"), HasText("rms_norm_eps: expected a positive number, got -1"));
+  CHECK_THAT(refused("rope_theta", "0"), HasText("rope_theta: expected a positive number"));
+  CHECK_THAT(refused("partial_rotary_factor", "0.5"), HasText("partial_rotary_factor"));
+  CHECK_THAT(refused("rope_scaling", R"({"rope_type": "llama3", "factor": "8"})"),
+             HasText("factor: expected a number"));
+}
+
 TEST_CASE("An exception of the caller's own ends every rank and comes back as it was") {
   const PlanFile file = plan_file(4, 3);
   TrainOptions o;

@@ -107,8 +107,36 @@ expect 'two checkpoints are left' test "$(ls -d two/step-*/manifest.json | wc -l
 expect 'and the newest resumes' exits 0 run z3/plan.json --data synthetic --steps 1 --checkpoint two --resume
 expect 'a disk with no room for states' limited run z2n/plan.json --data synthetic --steps 1 --nvme-dir disk
 
+expect 'divergence' exits 3 run z3/plan.json --data synthetic --steps 9 --learning-rate 1e37
+expect 'divergence is named' says 'diverged at step 2'
+
+# Signals end a run as they end any program; what was committed stays.
+interrupted() {  # interrupted SIGNAL DIR
+  python3 - "$zeroplan" "$1" "$2" <<'PY'
+import glob, signal, subprocess, sys, time
+program, name, folder = sys.argv[1:]
+number = getattr(signal, name)
+command = [program, 'run', 'z3/plan.json', '--data', 'synthetic', '--checkpoint', folder]
+run = subprocess.Popen(command + ['--steps', '10000000', '--checkpoint-every', '3'], stdin=subprocess.DEVNULL,
+                       stdout=subprocess.DEVNULL, stderr=open('err', 'w'),
+                       preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
+deadline = time.time() + 50
+while not glob.glob(folder + '/step-*/manifest.json') and time.time() < deadline and run.poll() is None:
+    time.sleep(0.02)
+second = subprocess.run(command + ['--steps', '1', '--resume'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE, text=True, timeout=50)
+run.send_signal(number)
+code = run.wait(timeout=20)
+sys.exit(not (code == -number and second.returncode == 2 and 'another run' in second.stderr))
+PY
+}
+for signal in SIGINT SIGTERM; do
+  expect "$signal ends a run, and a second one beside it was refused" interrupted $signal "stop$signal"
+  expect "$signal: the checkpoint resumes" exits 0 run z0/plan.json --data synthetic --steps 1 --checkpoint "stop$signal" --resume
+done
+
 # Ranks as processes, as torchrun starts them.
-port=$((20000 + $$ % 20000))
+port=$((10000 + $$ % 20000))  # below the ports that the system gives to clients
 rank() {  # rank R SIZE ARGUMENT...
   local r="$1" size="$2"
   RANK=$r WORLD_SIZE=$size LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 "$zeroplan" "${@:3}" >out.$r 2>err.$r </dev/null
@@ -143,7 +171,7 @@ killed() {  # one process dies in the middle of training
     --steps 100000 --checkpoint pk --checkpoint-every 5 >out.1 2>err.1 </dev/null &
   local victim=$!
   local tries=0
-  until compgen -G 'pk/step-*/manifest.json' >/dev/null || ((++tries > 200)); do sleep 0.1; done
+  until compgen -G 'pk/step-*/manifest.json' >/dev/null || ((++tries > 450)); do sleep 0.1; done
   kill -9 $victim
   local start=$SECONDS
   wait $first
