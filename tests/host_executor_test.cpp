@@ -279,9 +279,19 @@ TEST_CASE("A failing rank ends the step of every other rank with an error that n
   Plan plan = plain_plan(model, 3, DType::fp32, 20, 1);
   plan.zero_stage = 3;
   plan.shard_ranks = 3;
+  plan.accumulation = 2;
   HostJob job;
-  job.token = [](std::int64_t, std::int64_t sample, std::int64_t) { return sample == 1 ? 5000 : 3; };
-  CHECK_THROWS_AS(run_host_job(model, plan, job), Error);
+  job.options.memory.nvme_directory = scratch_directory();
+  // Token 5000 is beyond the vocabulary: a kernel throws in the middle of the third step's second micro-step.
+  job.token = [](std::int64_t step, std::int64_t sample, std::int64_t) { return step == 2 && sample == 4 ? 5000 : 3; };
+  CHECK_THROWS_WITH(run_host_job(model, plan, job), HasText("5000"));
+  const int blocks = plan.optimizer.total();
+  for (const Tier tier : {Tier::host, Tier::nvme}) {
+    INFO("states in " << to_string(tier));
+    plan.optimizer = plan.parameters = Placement::all(tier, blocks);
+    plan.gradients = Tier::host;
+    CHECK_THROWS_WITH(run_host_job(model, plan, job), HasText("5000"));
+  }
 }
 
 TEST_CASE("What has no kernel is refused before anything is allocated") {
