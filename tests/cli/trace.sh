@@ -11,9 +11,9 @@ cd -- "$work" || exit 2
 failed=0 traces=()
 if ! command -v python3 >/dev/null; then echo "trace: skipped, there is no python3"; exit 0; fi
 
-# trace NAME PLAN...: its trace is checked.
-for plan in "$examples"/remedies/*.json; do
-  name="$(basename "$plan" .json)"
+# One plan for every stream and kind of link.
+for name in batch_4_none pcie update_device states_nvme reduce_step; do
+  plan="$examples/remedies/$name.json"
   timeout 60 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
   traces+=("$name.trace")
 done
