@@ -26,6 +26,10 @@ struct KernelWork {
 constexpr std::int64_t kElementsPerRange = 1 << 14;
 /// Columns of a range of a column sum, queries of one of attention (runtime/kernels).
 constexpr std::int64_t kQueriesPerRange = 128;
+/// A weight from the cores' shared cache costs about half of one from DRAM. From one machine: forward products of a 3 M
+/// parameter Llama whose weights fit its shared cache took 2.9 ms, 2.4 with weights nearby and 3.3 from DRAM
+/// (docs/cost-model.md section 7).
+constexpr double kSharedCost = 0.5;
 /// Ranges that a ThreadPool cuts a loop into, for each thread.
 constexpr std::int64_t kRangesPerThread = 4;
 
@@ -122,6 +126,12 @@ struct HostDeviceModel::Parts {
     return *found;
   }
 
+  /// The part of a step's memory that is further away than `nearer` is large.
+  double far_part(Bytes nearer) const {
+    const Bytes passed = passed_in_a_step();
+    return passed > nearer ? 1 - nearer / passed : 0;
+  }
+
   Bytes beyond_shared(Bytes moved, Bytes footprint) const {
     if (!(footprint > host.shared_memory)) return {};
     return moved * (1 - host.shared_memory / footprint);
@@ -145,13 +155,15 @@ struct HostDeviceModel::Parts {
     return Bytes(parameters * bytes_per_parameter * ranks / std::max(1, shard_ranks));
   }
 
+  /// What every rank of the node touches between two uses of one weight, or of what forward kept for backward: all
+  /// weights at least.
+  Bytes passed_in_a_step() const { return Bytes(parameters * size_of(type) * ranks); }
+
   /// `weight_elements`: of the weight that is read, or of the gradient that is written; the rest was there just now.
   KernelWork product(std::string_view name, std::int64_t m, std::int64_t n, std::int64_t k, bool adds,
                      std::int64_t weight_elements) const {
-    // Between two uses of a weight all others pass, on every rank of the node.
-    const Bytes passed(parameters * size_of(type) * ranks);
-    const double distant =
-        passed > host.shared_memory ? static_cast<double>(weight_elements) * (1 - host.shared_memory / passed) : 0;
+    const double distant = static_cast<double>(weight_elements) * (far_part(host.near_memory) * kSharedCost +
+                                                                   far_part(host.shared_memory) * (1 - kSharedCost));
     const HostCounts counts = matmul_counts(host, m, n, k, adds, threads, distant);
     constexpr std::int64_t kTaskRows = 960;  // runtime/kernels/gemm.cpp; columns are cut to give each thread two tasks
     const std::int64_t tasks = std::max<std::int64_t>(divide_up(m, kTaskRows), threads == 1 ? 1 : 2 * threads);
@@ -196,6 +208,12 @@ struct HostDeviceModel::Parts {
     return {host_time(kernel(a.backward ? "attention backward" : "attention forward", a.type), counts), tasks, {}};
   }
 
+  /// Backward reads what forward kept: not near any more. It is one operand of several: not counted as from DRAM.
+  Bytes with_kept(Bytes moved, Pass pass) const {
+    if (!backward(pass)) return moved;
+    return std::max(moved, std::min(passed_in_a_step(), host.shared_memory));
+  }
+
   KernelWork pointwise(const BlockKind& kind, const GraphOp& op, Pass pass, const Pointwise& w) const {
     const auto width = [&](int value) { return kind.values[static_cast<std::size_t>(value)].per_token; };
     switch (op.kernel) {
@@ -204,12 +222,13 @@ struct HostDeviceModel::Parts {
       case Kernel::norm: {
         const bool rms = op.outputs.size() > 1 && width(op.outputs[1]) == 1;
         const std::int64_t parts = width(op.outputs[0]) / op.out_features;  // heads of a norm of q and k
-        return rows(with_pass(rms ? "norm rms" : "norm layer", pass), w.count * parts, op.out_features, w.traffic);
+        return rows(with_pass(rms ? "norm rms" : "norm layer", pass), w.count * parts, op.out_features,
+                    with_kept(w.traffic, pass));
       }
       case Kernel::rotary:
         return rows(with_pass("rotary", pass), w.count, width(op.outputs[0]), w.traffic);
       case Kernel::activation:
-        return elements(with_pass(activation_name(op), pass), w.count * op.out_features, w.traffic);
+        return elements(with_pass(activation_name(op), pass), w.count * op.out_features, with_kept(w.traffic, pass));
       case Kernel::add: {
         const auto sums = static_cast<std::int64_t>(op.inputs.size()) - 1;
         return elements("add", std::max<std::int64_t>(1, sums) * w.count * width(op.outputs[0]), w.traffic);
