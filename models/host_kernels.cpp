@@ -4,6 +4,8 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/gemm_tasks.h"
+
 namespace zeroplan {
 namespace {
 
@@ -50,8 +52,6 @@ constexpr HostKernelForm kForms[] = {
     {"adam", HostForm::elements},
 };
 
-// How runtime/kernels/gemm.cpp cuts a product into tasks.
-constexpr std::int64_t kTaskRows = 960, kTaskColumns = 512, kColumnUnit = 32;
 // Queries of a task of runtime/kernels/attention.cpp.
 constexpr std::int64_t kQueryBlock = 128;
 
@@ -95,16 +95,13 @@ const HostKernelTime* HostKernels::find(std::string_view kernel, DType type) con
 
 HostCounts matmul_counts(const HostKernels& host, std::int64_t m, std::int64_t n, std::int64_t k, bool adds,
                          int threads, double distant) {
-  const std::int64_t row_tasks = divide_up(m, kTaskRows);
-  const std::int64_t wanted = divide_up(2 * threads, row_tasks);
-  const std::int64_t even = threads == 1 ? n : round_up(divide_up(n, wanted), kColumnUnit);
-  const std::int64_t column_tasks = divide_up(n, std::clamp(even, kColumnUnit, kTaskColumns));
+  const GemmTasks cut = gemm_tasks(m, n, threads);
   const std::int64_t rows = round_up(m, host.tile_rows), columns = round_up(n, host.tile_columns);
   const auto real = [](std::int64_t count) { return static_cast<double>(count); };
   return {1,
           real(rows) * real(columns) * real(k),
-          real(rows) * real(k) * real(column_tasks),
-          real(columns) * real(k) * real(row_tasks),
+          real(rows) * real(k) * real(cut.column_tasks),
+          real(columns) * real(k) * real(cut.row_tasks),
           real(m) * real(n) * (adds ? 2 : 1),
           distant};
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/error.h"
+#include "models/gemm_tasks.h"
 #include "models/lower.h"
 #include "runtime/cpu_features.h"
 #include "runtime/kernels/exponential.h"
@@ -455,27 +456,52 @@ TEST_CASE("Attention of large scores neither overflows nor loses the mask") {
 }
 
 TEST_CASE("Every element of a linear is one chain of fused multiply-adds, whatever the shape and the processor") {
-  ThreadPool pool(2);
-  for (const auto& [tokens, in, out] :
-       {std::array<std::int64_t, 3>{1, 1, 1}, {13, 300, 33}, {97, 70, 65}, {5, 513, 7}, {970, 9, 530}}) {
-    const LinearKernel kernel{tokens, in, out, 1, false};
-    Arrays<float> x = all_as<float>(kernel.inputs());
-    std::mt19937 random(5);
-    for (auto& array : x) {
-      for (float& v : array) v = std::ldexp(static_cast<float>(random() % 100000) - 5e4f, -15);
-    }
-    const auto y = kernel.forward(x, pool)[0];
-    std::size_t wrong = 0;
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      for (std::int64_t o = 0; o < out; ++o) {
-        float sum = 0;
-        for (std::int64_t k = 0; k < in; ++k) {
-          sum = std::fma(x[0][static_cast<std::size_t>(t * in + k)], x[1][static_cast<std::size_t>(o * in + k)], sum);
-        }
-        wrong += y[static_cast<std::size_t>(t * (out + 1) + o)] != sum;
+  for (const int threads : {1, 2, 16}) {
+    ThreadPool pool(threads);
+    for (const auto& [tokens, in, out] :
+         {std::array<std::int64_t, 3>{1, 1, 1}, {13, 300, 33}, {97, 70, 65}, {5, 513, 7}, {970, 9, 530}}) {
+      const LinearKernel kernel{tokens, in, out, 1, false};
+      Arrays<float> x = all_as<float>(kernel.inputs());
+      std::mt19937 random(5);
+      for (auto& array : x) {
+        for (float& v : array) v = std::ldexp(static_cast<float>(random() % 100000) - 5e4f, -15);
       }
+      const auto y = kernel.forward(x, pool)[0];
+      std::size_t wrong = 0;
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        for (std::int64_t o = 0; o < out; ++o) {
+          float sum = 0;
+          for (std::int64_t k = 0; k < in; ++k) {
+            sum = std::fma(x[0][static_cast<std::size_t>(t * in + k)], x[1][static_cast<std::size_t>(o * in + k)], sum);
+          }
+          wrong += y[static_cast<std::size_t>(t * (out + 1) + o)] != sum;
+        }
+      }
+      CHECK(wrong == 0);
     }
-    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("A product is cut into tasks that cover it once and give every thread two") {
+  std::mt19937 random(11);
+  for (int i = 0; i < 3000; ++i) {
+    const auto side = [&] { return 1 + static_cast<std::int64_t>(random() % (1u << (1 + random() % 13))); };
+    const std::int64_t rows = side(), columns = side();
+    const int threads = 1 + static_cast<int>(random() % 32);
+    const GemmTasks cut = gemm_tasks(rows, columns, threads);
+    INFO(rows << " x " << columns << " for " << threads << ": tasks of " << cut.rows << " x " << cut.columns);
+    REQUIRE((cut.rows <= kMostTaskRows && cut.columns <= kMostTaskColumns));
+    REQUIRE((cut.rows % kTaskRowUnit == 0 && (threads == 1 || cut.columns % kTaskColumnUnit == 0)));
+    REQUIRE((cut.row_tasks - 1) * cut.rows < rows);
+    REQUIRE(cut.row_tasks * cut.rows >= rows);
+    REQUIRE((cut.column_tasks - 1) * cut.columns < columns);
+    REQUIRE(cut.column_tasks * cut.columns >= columns);
+    if (threads == 1) continue;
+    const auto units = [](std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; };
+    const std::int64_t finest = units(rows, kTaskRowUnit) * units(columns, kTaskColumnUnit);
+    const std::int64_t fewest = units(rows, kMostTaskRows) * units(columns, kMostTaskColumns);
+    REQUIRE(cut.row_tasks * cut.column_tasks >= std::min<std::int64_t>(finest, 2 * threads));
+    REQUIRE(cut.row_tasks * cut.column_tasks <= std::max<std::int64_t>(fewest, 4 * threads));
   }
 }
 
