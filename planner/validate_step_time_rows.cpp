@@ -172,7 +172,9 @@ void set_precision(const Cells& cells, TimedEngine engine, EngineTimeRun& run) {
   run.type = has(precision, "fp16") ? DType::fp16 : DType::bf16;
   if (precision == "fp32") run.type = DType::fp32;
   const bool pure = says_pure(cells) || has(precision, "bf16-true") || has(precision, "parameters in bf16");
-  run.reduction = engine != TimedEngine::deepspeed && !pure ? DType::fp32 : run.type;
+  // llm-foundry and torchtitan reduce in fp32; other FSDP1 users take one type for all (accelerate, fms-fsdp).
+  const bool fp32 = engine == TimedEngine::fsdp2 || is_composer(cells) || is_titan(cells);
+  run.reduction = engine != TimedEngine::deepspeed && fp32 && !pure ? DType::fp32 : run.type;
 }
 
 void set_software(const Cells& cells, EngineTimeRun& run) {

@@ -172,6 +172,17 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
   } else {
     list.push_back({"attention", "unfused, scores in memory", "asked for, or the GPU has no fused kernel"});
   }
+  const bool several = run.engine == TimedEngine::deepspeed && (run.communicates || run.stage == 3);
+  list.push_back({"host",
+                  fmt::format("{:.0f} us a PyTorch op{}", fit[several ? TimeFit::host_op_deepspeed : TimeFit::host_op],
+                              run.engine == TimedEngine::deepspeed && run.stage == 3
+                                  ? fmt::format(" x {:.1f} for ZeRO-3's hooks", fit[TimeFit::host_stage3])
+                                  : ""),
+                  "fitted to steps of several hosts; a slow or busy CPU takes longer"});
+  if (run.offload_optimizer == OffloadedOptimizer::host && !run.host_adam)
+    list.push_back(
+        {"CPU Adam", "a fraction of what the host's memory and cores allow",
+         "cpu_adam_*: H200 host with 16 cores (data/groundtruth); published hosts reach 1.6 to 11 G parameters/s"});
   if (run.engine == TimedEngine::deepspeed && collectives_ && run.ranks > ranks_per_node_)
     list.push_back({"network under DeepSpeed", fmt::format("{:.2f} of the NICs' sum", fit[network_of(machine.gpu)]),
                     fit.values[static_cast<std::size_t>(network_of(machine.gpu))].source});
