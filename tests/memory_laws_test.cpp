@@ -37,6 +37,20 @@ void check_bounds(const ModelSpec& model, const MachineSpec& machine, const Plan
   CHECK(at(Memory::nvme) <= memory.peak(Memory::nvme).bytes);
 }
 
+/// A plan that fits can be loaded and saved: no transient needs more than the prediction says, on any tier.
+void check_load_and_save(const ModelSpec& model, const MachineSpec& machine, const Plan& plan) {
+  const Prediction step = Predictor(model, machine).predict(plan, Detail::live);
+  const double node = machine.gpus_per_node;
+  for (const Transient what : kTransients) {
+    INFO(to_string(what));
+    const MemoryTimeline memory(lower_transient(model, plan, what, machine.gpus_per_node));
+    const Bytes host = node * (memory.peak(Memory::dram).bytes + memory.peak(Memory::pinned).bytes);
+    CHECK(memory.peak(Memory::hbm).bytes <= step.lower_bound);
+    CHECK(host <= (step.host ? step.host->peak : machine.usable_dram()));
+    CHECK(node * memory.peak(Memory::nvme).bytes <= (step.nvme ? step.nvme->peak : Bytes()));
+  }
+}
+
 void check_many(std::uint64_t seed, std::int64_t cases) {
   Random random(seed);
   std::vector<MachineSpec> machines;
@@ -49,6 +63,7 @@ void check_many(std::uint64_t seed, std::int64_t cases) {
     INFO(machine.name << " " << name_of(s));
     try {
       check_bounds(s.model, machine, s.plan);
+      if (i % 10 == 0) check_load_and_save(s.model, machine, s.plan);
       check_more_memory(s.model, machine, s.plan, random);
     } catch (const InputError&) {
       // A GPU without this precision.
