@@ -34,9 +34,10 @@ struct StateSpans {
 
 class HostExecutor {
  public:
-  /// Collective over the ranks of `world`, whose size must be plan.ranks. Precondition: check_plan() passed. Throws
-  /// InputError when the model has no kernels here (model_constants()) or the plan needs a disk that was not given,
-  /// DeviceError when memory or peers fail. States are zero until load_states().
+  /// Collective over the ranks of `world`, whose size must be plan.ranks. `model` and `world` outlive this.
+  /// Precondition: check_plan() passed. Throws InputError when the model has no kernels here (model_constants(),
+  /// check_positions()) or the plan needs a disk that was not given, DeviceError when memory, threads or peers fail.
+  /// States are zero until load_states().
   HostExecutor(const ModelSpec& model, const Plan& plan, World& world, const HostOptions& options);
   ~HostExecutor();
   HostExecutor(const HostExecutor&) = delete;
