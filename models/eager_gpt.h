@@ -9,5 +9,6 @@ std::unique_ptr<EagerModel> make_gpt2(Context& context);
 std::unique_ptr<EagerModel> make_gpt_neox(Context& context);
 std::unique_ptr<EagerModel> make_opt(Context& context);
 std::unique_ptr<EagerModel> make_t5(Context& context);
+std::unique_ptr<EagerModel> make_falcon(Context& context);
 
 }  // namespace zeroplan::eager

@@ -50,12 +50,28 @@ void Context::share(int owner, int parameter) {
 
 // --- linear ---------------------------------------------------------------------------------------
 
+namespace {
+
+std::string_view linear_class(LinearKind kind) {
+  switch (kind) {
+    case LinearKind::linear:
+      return "Linear";
+    case LinearKind::conv1d:
+      return "Conv1D";
+    case LinearKind::falcon:
+      return "FalconLinear";
+  }
+  return {};
+}
+
+}  // namespace
+
 Linear::Linear(Context& context, const std::string& name, std::int64_t in, std::int64_t out, bool bias, LinearKind kind)
     : context_(&context), kind_(kind) {
   const bool adapts = context.options.lora_rank > 0;
   if (adapts) adapter_.module = context.module(name, "Linear");
   const std::string base_name = adapts ? name + ".base_layer" : name;
-  module_ = context.module(base_name, kind == LinearKind::conv1d ? "Conv1D" : "Linear");
+  module_ = context.module(base_name, linear_class(kind));
   weight_ = context.parameter(module_, "weight", kind == LinearKind::conv1d ? Dims{in, out} : Dims{out, in});
   if (bias) bias_ = context.parameter(module_, "bias", {out});
   if (!adapts) return;
@@ -75,6 +91,10 @@ Linear::Linear(Context& context, const std::string& name, std::int64_t in, std::
 
 Tensor Linear::base(Tensor x) const {
   return call(context_->tape, module_, std::move(x), [&](Tensor own) {
+    if (kind_ == LinearKind::falcon) {
+      Tensor out = linear(std::move(own), context_->value(weight_), {});
+      return bias_ >= 0 ? add(std::move(out), context_->value(bias_)) : out;
+    }
     if (kind_ == LinearKind::linear) {
       return linear(std::move(own), context_->value(weight_), context_->value(bias_));
     }

@@ -56,6 +56,7 @@ Tensor call(Tape& tape, int module, Tensor x, Body body) {
 enum class LinearKind : std::uint8_t {
   linear,
   conv1d,  // GPT-2's: the weight is [in, out]
+  falcon,  // FalconLinear: the bias is added after the product
 };
 
 class Linear {

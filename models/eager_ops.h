@@ -39,6 +39,9 @@ Tensor mul_scalar(Tensor x);
 Tensor add_scalar(Tensor x);
 Tensor div_scalar(Tensor x);
 Tensor neg(Tensor x);
+/// x += y and x /= number: no storage of their own.
+Tensor add_in_place(Tensor x, Tensor y);
+Tensor scale_in_place(Tensor x);
 Tensor pow_scalar(Tensor x);
 Tensor rsqrt(Tensor x);
 /// Functions whose backward is one kernel: they keep their input or their output.

@@ -194,6 +194,18 @@ Tensor div_scalar(Tensor x) { return scalar_op(std::move(x), backward_scale); }
 Tensor add_scalar(Tensor x) { return scalar_op(std::move(x), backward_pass); }
 Tensor neg(Tensor x) { return scalar_op(std::move(x), backward_scale); }
 
+Tensor add_in_place(Tensor x, Tensor y) {
+  const Ref<Node> node = x.tape().make_node(backward_add, {&x, &y});
+  x.tape().pointwise_kernel(2 * x.bytes() + y.bytes());
+  return finish(x, y, detach(x), node);
+}
+
+Tensor scale_in_place(Tensor x) {
+  const Ref<Node> node = x.tape().make_node(backward_scale, {&x});
+  x.tape().pointwise_kernel(2 * x.bytes());
+  return finish(x, detach(x), node);
+}
+
 Tensor pow_scalar(Tensor x) {
   const Ref<Node> node = x.tape().make_node(backward_pow, {&x});
   if (node) x.tape().save(*node, x);

@@ -72,10 +72,11 @@ Tensor flash(Tensor q, Tensor k, Tensor v, bool causal) {
   return out;
 }
 
-/// The memory-efficient kernel lays its outputs out as [b, s, h, d].
-Tensor empty_by_token(const Tensor& x) {
-  const Dims sizes = {x.size(0), x.size(1), x.size(2), x.size(3)};
-  const std::int64_t row = x.size(1) * x.size(3);
+/// The memory-efficient kernel lays its outputs out as [b, s, h, d], with the query's heads: a key head that all of
+/// them share gets a gradient from each, summed by the engine.
+Tensor empty_by_token(const Tensor& x, std::int64_t heads) {
+  const Dims sizes = {x.size(0), heads, x.size(2), x.size(3)};
+  const std::int64_t row = heads * x.size(3);
   return x.tape().allocate(sizes, {x.size(2) * row, x.size(3), row, 1}, x.type());
 }
 
@@ -85,9 +86,9 @@ void backward_efficient(BackwardCall& call) {
   const Tensor& k = call.saved[first];
   const Tensor& q = call.saved[first + 1];
   const Tensor& v = call.saved[first + 2];
-  call.results[0] = empty_by_token(q);
-  call.results[1] = empty_by_token(k);
-  call.results[2] = empty_by_token(v);
+  call.results[0] = empty_by_token(q, q.size(1));
+  call.results[1] = empty_by_token(k, q.size(1));
+  call.results[2] = empty_by_token(v, q.size(1));
   if (call.node.next.size() > 3 && call.node.needs(3)) {
     const Tensor& bias = call.saved[0];
     call.results[3] = call.tape.allocate(bias.sizes(), bias.type());

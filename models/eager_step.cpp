@@ -51,6 +51,7 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   if (family == "gpt_neox") return make_gpt_neox(context);
   if (family == "opt") return make_opt(context);
   if (family == "t5") return make_t5(context);
+  if (family == "falcon") return make_falcon(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
 
