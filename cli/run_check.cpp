@@ -1,4 +1,4 @@
-// zeroplan check DS_CONFIG.json: the lint of a DeepSpeed configuration.
+// zeroplan check DS_CONFIG.json: the lint of a DeepSpeed configuration, and what it does on a machine.
 
 #include <filesystem>
 #include <optional>
@@ -7,16 +7,68 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/terminal.h"
+#include "cli/values.h"
 #include "cli/workload.h"
 #include "models/error.h"
+#include "planner/check_prediction.h"
+#include "planner/check_prediction_report.h"
 #include "planner/lint_report.h"
 
 namespace zeroplan {
 namespace {
 
+constexpr std::int64_t kLargest = std::int64_t{1} << 26;  // of a sequence or a batch
+
+/// What the prediction needs and the file does not say.
+struct RunFlags {
+  std::string seq_len, micro_batch, global_batch, recompute, trainable, margin;
+
+  void add_to(CommandLine& line) {
+    line.group("What is trained (for the prediction)");
+    line.value("--seq-len", "TOKENS", "Tokens of a sequence [the smaller of 4096 and the model's maximum]", seq_len);
+    line.value("--micro-batch", "SEQUENCES", "Where the file has none, or \"auto\" [1]", micro_batch);
+    line.value("--global-batch", "SEQUENCES", "Where the file has none, or \"auto\"", global_batch);
+    line.value("--recompute", "WHAT", "Gradient checkpointing of the training script: none or full [none]", recompute);
+    line.value("--trainable", "WHAT", "all, or lora:r=16 [all]", trainable);
+    line.value("--margin", "PERCENT", "Part of GPU and host memory that stays free [5%]", margin);
+  }
+
+  /// The first flag that was given, or "".
+  std::string_view given() const {
+    const std::pair<std::string_view, const std::string*> flags[] = {
+        {"--seq-len", &seq_len},     {"--micro-batch", &micro_batch}, {"--global-batch", &global_batch},
+        {"--recompute", &recompute}, {"--trainable", &trainable},     {"--margin", &margin}};
+    for (const auto& [name, value] : flags) {
+      if (!value->empty()) return name;
+    }
+    return "";
+  }
+
+  CheckWorkload workload() const {
+    CheckWorkload w;
+    if (!seq_len.empty()) w.seq_len = parse_integer(seq_len, "--seq-len", 1, kLargest);
+    if (!micro_batch.empty()) w.micro_batch = parse_integer(micro_batch, "--micro-batch", 1, kLargest);
+    if (!global_batch.empty()) w.global_batch = parse_integer(global_batch, "--global-batch", 1, kLargest);
+    if (!recompute.empty()) w.checkpointing = checkpointing();
+    if (!trainable.empty()) w.lora_rank = parse_trainable(trainable, "--trainable");
+    if (!margin.empty()) w.margin = parse_margin(margin, "--margin");
+    return w;
+  }
+
+ private:
+  bool checkpointing() const {
+    const Recompute mode = parse_recompute(recompute, "--recompute");
+    if (mode == Recompute::selective) {
+      throw InputError("--recompute selective: Hugging Face models checkpoint whole layers: none or full");
+    }
+    return mode == Recompute::full;
+  }
+};
+
 struct CheckFlags {
   std::string path, model, out;
   MachineFlags machine;
+  RunFlags run;
   bool fix = false, json = false, force = false;
 
   void add_to(CommandLine& line) {
@@ -24,6 +76,7 @@ struct CheckFlags {
     line.value("--model", "MODEL", "Catalog name, size (70B), config.json or its directory: adds the rules of sizes",
                model);
     machine.add_to(line);
+    run.add_to(line);
     line.group("Output");
     line.toggle("--fix", "Prints the corrected file instead of the findings; what no finding touches keeps its form",
                 fix);
@@ -66,12 +119,37 @@ Outcome fixed(const CheckFlags& flags, const CheckInput& input) {
   return outcome;
 }
 
+/// The lint, then what the configuration does on the machine.
+Outcome checked(const CheckFlags& flags, const CheckInput& input) {
+  const CheckWorkload workload = flags.run.workload();
+  // Rules of sizes count every parameter as trained; the prediction does not.
+  const bool adapters = workload.lora_rank > 0;
+  const CheckInput linted{input.file, adapters ? nullptr : input.model, input.machine};
+  const CheckAnswer answer = check_deepspeed(linted);
+  std::optional<CheckPrediction> prediction;
+  if (input.model != nullptr && input.machine != nullptr) prediction = predict_check(input, answer, workload);
+  Outcome outcome;
+  if (adapters)
+    outcome.notes.emplace_back("--trainable: rules of sizes count every parameter as trained and are not run");
+  const bool bad = answer.has_errors() || (prediction && prediction->run.does_not_fit());
+  outcome.exit_code = bad ? kNothingFits : kDone;
+  if (flags.json) {
+    outcome.out = check_json(linted, answer, prediction ? &*prediction : nullptr);
+    return outcome;
+  }
+  outcome.out = report_check(linted, answer, stdout_style());
+  if (prediction) outcome.out += report_prediction(*prediction, *input.machine, stdout_style());
+  return outcome;
+}
+
 }  // namespace
 
 Outcome run_check(const Arguments& arguments) {
   CommandLine line(
       "check",
-      "What DeepSpeed 0.19 does with each wrong, dead or contradictory key of a configuration, and the corrected text.",
+      "What DeepSpeed 0.19 does with each wrong, dead or contradictory key of a configuration, and the corrected text; "
+      "with a model and a machine also its memory, its step time, and the nearest configuration that fits or is "
+      "faster.",
       "Example:\n  zeroplan check ds_config.json --model 70B --gpus 8xA100-80G\n"
       "  zeroplan check ds_config.json --fix > fixed.json");
   CheckFlags flags;
@@ -92,11 +170,13 @@ Outcome run_check(const Arguments& arguments) {
     throw InputError("--gpus: expected NxGPU such as 4xA100-80G beside --nodes, --host-memory and --nvme, got nothing");
   }
   const CheckInput input{file, model ? &*model : nullptr, machine ? &*machine : nullptr};
+  const std::string given(flags.run.given());
+  if (!given.empty() && flags.fix) throw InputError(given + ": has no meaning with --fix, which prints the file");
+  if (!given.empty() && (input.model == nullptr || input.machine == nullptr)) {
+    throw InputError(given + ": has no meaning without --model and --gpus, which the prediction needs");
+  }
   if (flags.fix) return fixed(flags, input);
-  const CheckAnswer answer = check_deepspeed(input);
-  const int exit_code = answer.has_errors() ? kNothingFits : kDone;
-  if (flags.json) return {check_json(input, answer), {}, exit_code};
-  return {report_check(input, answer, stdout_style()), {}, exit_code};
+  return checked(flags, input);
 }
 
 }  // namespace zeroplan

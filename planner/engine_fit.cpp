@@ -43,23 +43,28 @@ struct EngineFitter::State {
   const ModelSpec& model;
   const MachineSpec& machine;
   double margin;
-  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType>;
+  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t>;
   std::map<Key, EagerStep> steps;
+  std::map<std::pair<int, DType>, MachineCostModel> costs;  // by shard ranks
 
   const EagerStep& step(const EngineWorkload& w) {
-    const Key key{w.tokens.batch, w.tokens.seq_len, w.checkpointing, w.type};
+    const Key key{w.tokens.batch, w.tokens.seq_len, w.checkpointing, w.type, w.lora_rank};
     const auto found = steps.find(key);
     if (found != steps.end()) return found->second;
     EagerOptions options;
     options.tokens = w.tokens;
     options.checkpointing = w.checkpointing;
     options.type = w.type;
+    options.lora_rank = w.lora_rank;
     return steps.emplace(key, eager_step(model, options)).first->second;
   }
 
-  EngineEnvironment environment() const {
+  EngineEnvironment environment(const EngineWorkload& w, int shard_ranks) {
+    const auto& cost = costs.try_emplace({shard_ranks, w.type}, machine, shard_ranks, w.type).first->second;
     EngineEnvironment e;
     e.cublas_workspace = at_least_hopper(machine.gpu) ? kWorkspaceHopper : kWorkspaceBefore;
+    e.cost = &cost;
+    if (w.ranks > 1) e.communicators = cost.communicator_memory();
     return e;
   }
 
@@ -67,28 +72,26 @@ struct EngineFitter::State {
 
   /// `predict(environment)` without a limit, and if that reserves more than the card has, again with its limit.
   template <class Predict>
-  EngineFit fit(const EngineWorkload& w, int shard_ranks, Predict predict) const {
+  EngineFit fit(const EngineWorkload& w, int shard_ranks, Predict predict) {
     EngineFit result;
-    EngineEnvironment free = environment();
+    const EngineEnvironment free = environment(w, shard_ranks);
     result.prediction = predict(free);
     const EnginePrediction& p = result.prediction;
     result.allocated = largest_peak(p.memory);
     result.reserved = std::max(p.memory.peak_reserved, p.reserved);
-    result.overhead = free.context + free.libraries + p.host_use.device_page_tables();
-    if (w.ranks > 1) {
-      result.overhead += MachineCostModel(machine, shard_ranks, w.type).communicator_memory();
-    }
+    result.reserved_low = std::min(p.reserved_low, result.reserved);
+    result.reserved_high = std::max(p.reserved_high, result.reserved);
+    result.overhead = free.context + free.libraries + free.communicators + p.host_use.device_page_tables();
     result.capacity = machine.gpu.memory * (1 - margin);
     result.host = p.host * static_cast<double>(ranks_per_node(w));
     result.host_capacity = machine.usable_dram() * (1 - margin);
-    if (result.device() > result.capacity) limited(result, predict);
+    if (result.device() > result.capacity) limited(result, free, predict);
     return result;
   }
 
   template <class Predict>
-  void limited(EngineFit& result, Predict predict) const {
+  static void limited(EngineFit& result, EngineEnvironment card, Predict predict) {
     const Bytes room = result.capacity - result.overhead;
-    EngineEnvironment card = environment();
     card.allocator.capacity = static_cast<std::int64_t>(std::max(room.base(), 0.0));
     const RunMemory memory = predict(card).memory;
     result.flushes = memory.num_alloc_retries;
@@ -100,7 +103,7 @@ struct EngineFitter::State {
 };
 
 EngineFitter::EngineFitter(const ModelSpec& model, const MachineSpec& machine, double margin)
-    : state_(new State{model, machine, margin, {}}) {}
+    : state_(new State{model, machine, margin, {}, {}}) {}
 EngineFitter::~EngineFitter() = default;
 
 EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w) {

@@ -27,13 +27,15 @@ struct EngineWorkload {
   int ranks = 1;
   bool checkpointing = false;  // of every layer
   DType type = DType::bf16;
+  std::int64_t lora_rank = 0;  // adapters on the linear layers of the blocks, all else frozen; 0: all is trained
 };
 
 struct EngineFit {
   Bytes allocated;  // peak of the steady step, worst rank
-  Bytes reserved;   // by the allocator on a card without limit; at stage 3 more by how far the host runs ahead
-  Bytes overhead;   // context, libraries, communicators, page tables of pinned memory
-  Bytes capacity;   // of the GPU, with the margin taken off
+  Bytes reserved;   // by the allocator on a card without limit, with the host's lead as our clocks have it
+  Bytes reserved_low, reserved_high;  // host in step with the GPU, host twice as fast (EnginePrediction)
+  Bytes overhead;                     // context, libraries, communicators, page tables of pinned memory
+  Bytes capacity;                     // of the GPU, with the margin taken off
   GpuVerdict gpu = GpuVerdict::fits;
   std::int64_t flushes = 0;  // of the allocator, whole run
   std::string failed_at;     // does_not_fit: "step 1 backward"

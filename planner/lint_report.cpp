@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/deepspeed_keys.h"
+#include "planner/check_prediction_report.h"
 #include "planner/report_layout.h"
 
 namespace zeroplan {
@@ -112,7 +113,7 @@ std::string finding_line(const ConfigText& file, const Finding& finding) {
                                     finding.key, finding.key.empty() ? "" : ": ", finding.message));
 }
 
-std::string check_json(const CheckInput& input, const CheckAnswer& answer) {
+std::string check_json(const CheckInput& input, const CheckAnswer& answer, const CheckPrediction* prediction) {
   Json findings = Json::array();
   for (const Finding& finding : answer.findings) {
     Json one{{"key", finding.key},
@@ -132,6 +133,10 @@ std::string check_json(const CheckInput& input, const CheckAnswer& answer) {
   j["skipped"] = answer.skipped;
   j["unchecked_sections"] = answer.unchecked;
   j["truncated"] = answer.truncated;
+  if (prediction != nullptr) {
+    j["prediction"] = prediction_json(*prediction);
+    if (prediction->nearest) j["nearest"] = nearest_json(*prediction);
+  }
   return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

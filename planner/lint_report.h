@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "planner/check_prediction.h"
 #include "planner/lint.h"
 #include "planner/report.h"
 
@@ -18,8 +19,9 @@ std::string printable_line(std::string text);
 std::string finding_line(const ConfigText& file, const Finding& finding);
 
 /// {"file", "findings": [{"key", "line", "severity", "rule", "message", "fix", "fixable"}], "counts", "skipped",
-/// "unchecked_sections", "truncated"}. A finding without anything to do has no "fix".
-std::string check_json(const CheckInput& input, const CheckAnswer& answer);
+/// "unchecked_sections", "truncated"}. A finding without anything to do has no "fix". With a prediction also
+/// "prediction" and "nearest" (check_prediction_report.h).
+std::string check_json(const CheckInput& input, const CheckAnswer& answer, const CheckPrediction* prediction = nullptr);
 
 /// Markdown: the rules, grouped as in the table.
 std::string rules_markdown();

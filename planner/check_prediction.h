@@ -1,0 +1,78 @@
+#pragma once
+// What a DeepSpeed configuration does on a machine, for `check`: memory by phase, host memory, step time, and the
+// nearest configuration that fits or is faster. What no rule covers is named and left out, never guessed.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/assumption.h"
+#include "planner/engine_fit.h"
+#include "planner/lint.h"
+#include "sim/engine_time.h"
+
+namespace zeroplan {
+
+/// What is trained, as far as flags say it: a DeepSpeed configuration does not.
+struct CheckWorkload {
+  std::optional<std::int64_t> seq_len;       // default: the smaller of 4096 and the model's maximum
+  std::optional<std::int64_t> micro_batch;   // where the file has none
+  std::optional<std::int64_t> global_batch;  // where the file has none
+  std::optional<bool> checkpointing;         // of every layer; default: none
+  std::int64_t lora_rank = 0;                // 0: all is trained
+  double margin = 0.05;                      // of GPU and host, stays free
+};
+
+/// A part of the answer that is left out.
+struct NotPredicted {
+  std::string part;  // "memory", "time"
+  std::string why;
+  friend bool operator==(const NotPredicted&, const NotPredicted&) = default;
+};
+
+/// One configuration under DeepSpeed.
+struct RunPrediction {
+  EngineWorkload workload;
+  std::optional<EngineFit> memory;
+  std::optional<EngineTime> time;
+  std::vector<NotPredicted> missing;
+
+  std::int64_t global_batch() const { return workload.tokens.batch * workload.accumulation * workload.ranks; }
+  /// False without a memory prediction too: nothing says that it does not fit.
+  bool does_not_fit() const { return memory && !memory->fits(); }
+  /// Without the allocator giving memory back.
+  bool fits_well() const { return memory && memory->fits() && memory->gpu == GpuVerdict::fits; }
+};
+
+/// One key with another value.
+struct KeyChange {
+  std::string key;         // "zero_optimization.stage"
+  std::string from;        // as the file has it; empty: it is not there
+  std::string to;          // JSON
+  bool in_script = false;  // gradient checkpointing is an argument of the training script
+};
+
+enum class NearestAim : std::uint8_t { fits, faster };
+std::string_view to_string(NearestAim aim);
+
+struct NearestConfig {
+  NearestAim aim = NearestAim::fits;
+  std::vector<KeyChange> changes;       // empty: none was found
+  std::optional<RunPrediction> result;  // with these changes
+  int tried = 0;                        // configurations whose memory was predicted
+};
+
+struct CheckPrediction {
+  bool corrected = false;  // of the file as --fix corrects it, because DeepSpeed would refuse or ignore parts of it
+  int ranks_per_node = 1;
+  RunPrediction run;
+  std::vector<Assumption> assumptions;
+  /// Nothing when memory is not predicted, or it fits and nothing is 5 % faster.
+  std::optional<NearestConfig> nearest;
+};
+
+/// Predicts `input.file` (with its model and machine: both are needed) after the lint found `answer`. Throws InputError
+/// on flags that contradict the file or the model.
+CheckPrediction predict_check(const CheckInput& input, const CheckAnswer& answer, const CheckWorkload& workload);
+
+}  // namespace zeroplan
