@@ -193,6 +193,8 @@ Verdict verdict_of(const JsonValue& row, const std::string& label, const EngineP
 
 }  // namespace
 
+ModelSpec model_as_measured(const std::string& name) { return as_measured(find_model(catalog_name(name))); }
+
 std::string RowPredictor::describe(const JsonValue& row) {
   std::string text = text_of(row, "model", "?");
   if (row.find("n") != nullptr) text += fmt::format(", {} ranks", integer(row, "n", 1));

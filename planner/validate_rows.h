@@ -8,10 +8,14 @@
 
 #include "models/eager_step.h"
 #include "models/json_reader.h"
+#include "models/model_spec.h"
 #include "planner/validate.h"
 #include "sim/cost_model.h"
 
 namespace zeroplan {
+
+/// The model of a measured row: of the catalog, with what the measuring scripts change in it.
+ModelSpec model_as_measured(const std::string& name);
 
 /// Predicts rows; keeps eager steps, which many rows share.
 class RowPredictor {

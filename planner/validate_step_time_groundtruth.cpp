@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "models/error.h"
+#include "planner/validate_rows.h"
 #include "planner/validate_step_time.h"
 
 namespace zeroplan {
@@ -113,7 +114,7 @@ DType type_of(const JsonValue& row) {
 std::shared_ptr<const ModelSpec> GroundtruthSteps::model_of(const std::string& name, std::int64_t lora) {
   std::shared_ptr<const ModelSpec>& model = models_[fmt::format("{} {}", name, lora)];
   if (model) return model;
-  ModelSpec spec = find_model(name == "mistral-7b" ? "mistral-7b-v0.1" : name);
+  ModelSpec spec = model_as_measured(name);
   if (lora > 0) apply_lora(spec, lora);
   model = std::make_shared<const ModelSpec>(std::move(spec));
   return model;
