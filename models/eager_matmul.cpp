@@ -153,6 +153,25 @@ Tensor bmm(Tensor a, Tensor b) {
   return finish(a, b, std::move(out), node);
 }
 
+Tensor baddbmm(Tensor input, Tensor a, Tensor b) {
+  Tape& tape = a.tape();
+  const Ref<Node> node = tape.make_node(
+      [](BackwardCall& call) {  // batch1, then batch2, each times alpha; both are needed or none
+        const Tensor right = transpose(call.saved[1], 1, 2);
+        call.results[0] = mul_scalar(batched(call.grads[0], right));
+        const Tensor left = transpose(call.saved[0], 1, 2);
+        call.results[1] = mul_scalar(batched(left, call.grads[0]));
+      },
+      {&a, &b});
+  if (node) {
+    tape.save(*node, a);
+    tape.save(*node, b);
+  }
+  Tensor out = batched(a, b);
+  input.drop();
+  return finish(a, b, std::move(out), node);
+}
+
 Tensor matmul(Tensor a, Tensor b) {
   Dims batch_a = a.sizes(), batch_b = b.sizes();
   for (Dims* dims : {&batch_a, &batch_b}) {

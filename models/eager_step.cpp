@@ -52,6 +52,7 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   if (family == "opt") return make_opt(context);
   if (family == "t5") return make_t5(context);
   if (family == "falcon") return make_falcon(context);
+  if (family == "bloom") return make_bloom(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
 
