@@ -140,18 +140,19 @@ HostFacts host_facts() {
 ProbeResult probe_host(const ProbeOptions& options) {
   const HostFacts facts = host_facts();
   ProbeResult result;
-  HostKernels host = measured_host(facts.cores, std::max(1, options.rounds));
   MachineSpec& machine = result.machine;
+  DiskProbe disk;  // first: a wrong directory is told at once
   if (options.disk_directory.empty()) {
     result.notes.push_back("no disk was measured: plans for this machine keep nothing on disk");
   } else {
-    DiskProbe disk = probe_disk(options.disk_directory);
-    host.disk = std::move(disk.rates);
+    disk = probe_disk(options.disk_directory);
+    result.notes = disk.notes;
     machine.nvme = disk.drive;
     machine.nvme.read = rounded(machine.nvme.read);
     machine.nvme.write = rounded(machine.nvme.write);
-    result.notes.insert(result.notes.end(), disk.notes.begin(), disk.notes.end());
   }
+  HostKernels host = measured_host(facts.cores, std::max(1, options.rounds));
+  host.disk = std::move(disk.rates);
   round_all(host);
   const std::string source = fmt::format("measured: zeroplan probe, {}", today());
   machine.name = fmt::format("host of {} cores", facts.cores);

@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "runtime/kernels/kernels.h"
+#include "runtime/probe_fit.h"
+#include "runtime/probe_kernels.h"
 #include "runtime/thread_communicator.h"
 
 namespace zeroplan {
@@ -113,49 +115,52 @@ Seconds stream_wake(int cores) {
 
 namespace {
 
-/// Seconds of each run(thread, i) for i in [0, runs), begun by all threads together, until the last is through. Threads
-/// spin while they wait: sleeping and waking are measured apart.
+/// Processor seconds of one run(thread, i), the median over all threads and runs, while `threads` threads are at it:
+/// what they take from each other inside the machine, not what other programs take of it.
 template <class Run>
-std::vector<double> together(int threads, std::size_t runs, Run run) {
-  std::vector<double> seconds(runs);
-  std::atomic<std::int64_t> arrived = 0;
-  const auto meet = [&](std::int64_t meeting) {
-    arrived.fetch_add(1);
-    while (arrived.load() < meeting * threads) {
-    }
-  };
+double busy_seconds(int threads, std::size_t runs, Run run) {
+  std::vector<std::vector<double>> seconds(static_cast<std::size_t>(threads), std::vector<double>(runs));
+  std::atomic<int> arrived = 0;
   const auto work = [&](int thread) {
-    for (std::size_t i = 0; i < runs; ++i) {
-      meet(static_cast<std::int64_t>(2 * i) + 1);
-      const Clock::time_point begin = Clock::now();
-      run(thread, i);
-      meet(static_cast<std::int64_t>(2 * i) + 2);
-      if (thread == 0) seconds[i] = seconds_between(begin, Clock::now());
+    run(thread, 0);
+    arrived.fetch_add(1);
+    while (arrived.load() < threads) {
     }
+    for (std::size_t i = 0; i < runs; ++i) {
+      const double begin = thread_seconds();
+      run(thread, i);
+      seconds[static_cast<std::size_t>(thread)][i] = thread_seconds() - begin;
+    }
+    // The others are not to end alone: their last runs would be as fast as one thread's.
+    arrived.fetch_add(1);
+    while (arrived.load() < 2 * threads) run(thread, 0);
   };
-  std::vector<std::jthread> helpers;
-  for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(work, thread);
-  work(0);
-  return seconds;
+  {
+    std::vector<std::jthread> helpers;
+    for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(work, thread);
+    work(0);
+  }
+  std::vector<double> all;
+  for (const auto& of_thread : seconds) all.insert(all.end(), of_thread.begin(), of_thread.end());
+  return median_of(std::move(all));
 }
 
-constexpr std::size_t kRuns = 160;
+constexpr std::size_t kRuns = 96;
 
 }  // namespace
 
-// Each thread goes through an array larger than caches, a piece at a time: a piece is short enough to be undisturbed
-// once in a while.
+// Each thread goes through an array larger than caches, a piece at a time.
 std::vector<HostMemoryRate> memory_rates(int cores) {
   constexpr std::size_t kPiece = std::size_t{4} << 20 >> 2, kPieces = 16;  // fp32 elements
   std::vector<std::vector<float>> arrays(static_cast<std::size_t>(cores), std::vector<float>(kPieces * kPiece, 1.0f));
   std::vector<HostMemoryRate> rates;
   for (const int threads : probed_threads(cores)) {
-    const auto seconds = together(threads, kRuns, [&](int thread, std::size_t i) {
+    const double seconds = busy_seconds(threads, kRuns, [&](int thread, std::size_t i) {
       const auto piece = std::span(arrays[static_cast<std::size_t>(thread)]).subspan(i % kPieces * kPiece, kPiece);
       for (float& x : piece) x = x * 0.5f + 1.0f;
     });
     const double bytes = 2.0 * static_cast<double>(threads) * static_cast<double>(kPiece * sizeof(float));
-    rates.push_back({threads, BytesPerSecond(bytes / *std::ranges::min_element(seconds))});
+    rates.push_back({threads, BytesPerSecond(bytes / seconds)});
   }
   return rates;
 }
@@ -170,11 +175,10 @@ std::vector<HostSpeedup> speedups(int cores) {
   std::vector<HostSpeedup> result;
   double alone = 0;
   for (const int threads : probed_threads(cores)) {
-    const std::vector<double> runs = together(threads, kRuns, [&](int thread, std::size_t) {
+    const double seconds = busy_seconds(threads, kRuns, [&](int thread, std::size_t) {
       ThreadPool pool(1);
       linear_forward<float>(x, parts, kWidth, y[static_cast<std::size_t>(thread)], pool);
     });
-    const double seconds = *std::ranges::min_element(runs);
     if (threads == 1) alone = seconds;
     result.push_back({threads, std::clamp(threads * alone / seconds, 1.0, static_cast<double>(threads))});
   }

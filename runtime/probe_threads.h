@@ -1,6 +1,7 @@
 #pragma once
-// What `zeroplan probe` measures with several threads, in wall time. Other programs may hold the cores for a while, so
-// each figure is the lower quartile of many short runs; of what needs all cores at once, the best.
+// What `zeroplan probe` measures with several threads. Where threads meet, in wall time: other programs may hold the
+// cores for a while, so each figure is the lower quartile of many short runs. Where they only work beside each other,
+// in their processor time.
 
 #include <vector>
 

@@ -260,10 +260,14 @@ struct HostDeviceModel::Parts {
         const DType sum = each > size_of(type) ? DType::fp32 : type;
         return elements("gradient norm", sum, w.count, w.traffic, of_all);
       }
+      case kEagerOp:  // of PyTorch, whose kernels were not measured: what it moves
+      case kHostPass: {
+        const auto half = static_cast<std::int64_t>(w.traffic.base() / 2);  // as much written as read
+        return elements("copy", DType::u8, half, w.traffic, std::max(w.traffic, passed_in_a_step()));
+      }
       case kNormSum:
         return elements("gradient norm", DType::fp32, 1, w.traffic, w.traffic);
       case kZero:
-      case kHostPass:
         return elements("clear", DType::u8, static_cast<std::int64_t>(w.traffic.base()), w.traffic,
                         std::max(w.traffic, all_states(size_of(type))));
       default:
