@@ -53,6 +53,7 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   if (family == "t5") return make_t5(context);
   if (family == "falcon") return make_falcon(context);
   if (family == "bloom") return make_bloom(context);
+  if (family == "bert") return make_bert(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
 
