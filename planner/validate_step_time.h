@@ -48,7 +48,8 @@ struct MeasuredSteps {
 
 /// Whether a text is CSV with the common columns of data/published.
 bool is_published_table(std::string_view text);
-/// All rows. Throws InputError when a column of the common schema is missing or a record is cut.
+/// All rows; a column that is missing is a cell that is not stated, and a table without models, frameworks or GPUs has
+/// no steps. Throws InputError when a record is cut.
 MeasuredSteps read_published_steps(std::string_view text, const std::string& name);
 
 /// Steps of data/groundtruth: medians of `phase_s` after the first step; the process group is a fake, so nothing is

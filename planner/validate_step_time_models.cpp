@@ -103,6 +103,11 @@ nlohmann::ordered_json gated_config(const Cells& cells) {
 
 }  // namespace
 
+const std::string& Cells::text(std::string_view column) const {
+  static const std::string kNone;
+  return table_.has(column) ? table_.at(row_, column) : kNone;
+}
+
 bool Cells::contains(std::string_view column, std::string_view part) const {
   return text(column).find(part) != std::string::npos;
 }

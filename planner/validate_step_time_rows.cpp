@@ -18,6 +18,7 @@ constexpr double kCheckpointedParameters = 10e9;
 constexpr double kTitanFullParameters = 20e9;
 /// hfu over mfu above this means recompute, whatever the column says (step-time.md section 5).
 constexpr double kRecomputeRatio = 1.15;
+constexpr Seconds kLongestStep(1e6);
 constexpr std::string_view kOldTorch = "torch 2.6 or older";
 
 std::string lower(std::string text) {
@@ -265,6 +266,7 @@ MeasuredStep PublishedRows::read(const CsvTable::Row& row) {
   set_precision(cells, run.engine, run);
   set_software(cells, run);
   step.measured = measured_step(cells, run);
+  if (!(step.measured > Seconds() && step.measured < kLongestStep)) throw InputError("the measured step is no time");
   std::shared_ptr<const ModelSpec>& model = models_[config];
   if (!model) model = std::make_shared<const ModelSpec>(read_model(config, cells.text("model")));
   check_parameters(cells, *model);

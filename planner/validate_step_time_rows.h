@@ -30,7 +30,8 @@ class PublishedRows {
 class Cells {
  public:
   Cells(const CsvTable& table, const CsvTable::Row& row) : table_(table), row_(row) {}
-  const std::string& text(std::string_view column) const { return table_.at(row_, column); }
+  /// Empty when not stated or when there is no such column.
+  const std::string& text(std::string_view column) const;
   bool stated(std::string_view column) const { return !text(column).empty(); }
   bool contains(std::string_view column, std::string_view part) const;
   /// Throws InputError "<column> not stated" or that it is no number.

@@ -84,6 +84,12 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
                                      const EngineTimeRun& given, const EngineTimeFit& fit_given)
     : run(completed(given, machine_given)), machine(machine_given), fit(fit_given), gpu(machine_given.gpu) {
   if (machine.host_device) throw InputError("step time: DeepSpeed and FSDP need GPUs");
+  const bool on_host = run.offload_optimizer == OffloadedOptimizer::host;
+  if (on_host && (run.host_adam ? !(*run.host_adam > 0) : !(machine.dram_bandwidth > BytesPerSecond())))
+    throw InputError(fmt::format("step time: {}: CPU Adam needs a rate: dram_bandwidth of the machine", machine.name));
+  if (run.matmul_efficiency && !(*run.matmul_efficiency > 0 && *run.matmul_efficiency <= 1.5))
+    throw InputError(fmt::format("step time: expected a matmul efficiency of the peak, in (0, 1.5], got {}",
+                                 *run.matmul_efficiency));
   if (!gpu.supports(run.type))
     throw InputError(fmt::format("step time: {} has no matmul rate for {}", machine.gpu.name, to_string(run.type)));
   for (const BlockKind& kind : model.kinds)
@@ -100,6 +106,10 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   rates.streaming =
       machine.gpu.memory_bandwidth * fit[hugging_face ? TimeFit::memory_rate_hugging_face : TimeFit::memory_rate_eager];
   ranks_per_node_ = std::max(1, machine.gpus_per_node / run.tensor_parallel);
+  const bool offloads = on_host || run.offload_parameters || run.offload_activations ||
+                        run.offload_optimizer == OffloadedOptimizer::states;
+  if (offloads && !(pcie() > BytesPerSecond()))
+    throw InputError(fmt::format("step time: {}: offload needs the rate of gpu.pcie", machine.name));
   if (!run.communicates || run.ranks * run.tensor_parallel == 1) return;
   if (run.ranks > ranks_per_node_ && run.ranks % ranks_per_node_ != 0)
     throw InputError(
@@ -158,7 +168,8 @@ Seconds EngineTimeContext::tensor_parallel(TokenShape tokens, std::int64_t hidde
 }
 
 BytesPerSecond EngineTimeContext::pcie() const {
-  return run.pinned ? machine.gpu.pcie * fit[TimeFit::pcie_rate] : kPageable;
+  const BytesPerSecond link = std::max(machine.gpu.pcie, machine.gpu.c2c / std::max(1, machine.gpu.gpus_per_c2c));
+  return run.pinned ? link * fit[TimeFit::pcie_rate] : kPageable;
 }
 
 std::vector<Assumption> EngineTimeContext::assumptions() const {

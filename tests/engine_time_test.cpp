@@ -363,6 +363,17 @@ TEST_CASE("What is not modelled is refused with a reason") {
   run.fp8 = false;
   run.type = DType::i32;
   refuses(llama, machine, run, "matmul rate");
+  run.type = DType::bf16;
+  run.matmul_efficiency = 0;
+  refuses(llama, machine, run, "matmul efficiency");
+  run.matmul_efficiency.reset();
+  run.offload_optimizer = OffloadedOptimizer::host;
+  MachineSpec unknown = machine;
+  unknown.dram_bandwidth = {};
+  refuses(llama, unknown, run, "dram_bandwidth");
+  unknown = machine;
+  unknown.gpu.pcie = {};
+  refuses(llama, unknown, run, "gpu.pcie");
 }
 
 TEST_CASE("A GPU gets its own matmul efficiency, that of its software's time first, else 0.88 of the sustained rate") {

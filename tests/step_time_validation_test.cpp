@@ -1,7 +1,9 @@
 // Measured steps of DeepSpeed and FSDP: our errors held down on copied rows, how rows are read, what is refused.
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
 #include "models/error.h"
@@ -43,6 +45,12 @@ void holds(const Validation& validation, const std::string& group, int rows, dou
   CHECK(table.mean_error < table.constant_mfu_error);
 }
 
+std::string quoted(const std::string& cell) {
+  std::string out = "\"";
+  for (const char c : cell) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + '"';
+}
+
 /// The copied table's first row of a kind, with some cells changed.
 class Published {
  public:
@@ -59,7 +67,7 @@ class Published {
     std::istringstream names(header_);
     std::size_t i = 0;
     for (std::string name; std::getline(names, name, ','); ++i)
-      changed += (i == 0 ? "\"" : ",\"") + (name == column ? value : table.rows()[0].cells[i]) + "\"";
+      changed += (i == 0 ? "" : ",") + quoted(name == column ? value : table.rows()[0].cells[i]);
     row_ = changed;
     return *this;
   }
@@ -209,7 +217,45 @@ TEST_CASE("CSV keeps commas, quotes and newlines inside quotes, and says where i
   CHECK_THROWS_WITH(table.at(table.rows()[0], "c"), HasText("\"c\""));
   CHECK_THROWS_WITH(CsvTable::parse("a,b\n1\n", "file.csv"), HasText("file.csv:2: expected 2 columns, found 1"));
   CHECK_THROWS_WITH(CsvTable::parse("a,b\n1,\"2\n", "file.csv"), HasText("closing quote"));
-  CHECK_THROWS_WITH(read_published_steps("row_id,source_id,x\n", "f.csv"), HasText("common columns"));
+}
+
+TEST_CASE("A table of another kind has no steps, and a column that is missing is not stated") {
+  const MeasuredSteps other = read_published_steps("row_id,source_id,value\na,b,3\nc,d,4\n", "hardware.csv");
+  CHECK(other.rows == 2);
+  REQUIRE(other.skipped.size() == 2);
+  CHECK(other.skipped[1].line == 3);
+  CHECK_THAT(other.skipped[1].reason, HasText("no column \"model\""));
+  const MeasuredSteps few = read_published_steps(
+      "row_id,source_id,model,framework,gpu,n_gpus,status\na,b,Llama,DeepSpeed,H100,8,ok\n", "few.csv");
+  REQUIRE(few.skipped.size() == 1);
+  CHECK_THAT(few.skipped[0].reason, HasText("not stated"));
+}
+
+TEST_CASE("Published rows with anything in any cell are read or refused with a reason") {
+  std::mt19937 random(11);
+  const char* texts[] = {"",    "0",       "-1",   "1e99", "nan",  "none", "x",   "8",
+                         "0.5", "1000000", "full", "cpu",  "fp16", "GPT",  "\xff"};
+  for (const char* file : {"mosaicml_steps.csv", "torchtitan_steps.csv", "deepspeed_steps.csv"}) {
+    const std::string text = text_of(std::string("published/") + file);
+    const std::string header = text.substr(0, text.find('\n') + 1);
+    const CsvTable table = CsvTable::parse(text, file);
+    for (int round = 0; round < 400; ++round) {
+      const CsvTable::Row& row = table.rows()[random() % table.rows().size()];
+      std::string changed;
+      const std::size_t first = random() % row.cells.size(), second = random() % row.cells.size();
+      for (std::size_t i = 0; i < row.cells.size(); ++i) {
+        const bool here = i == first || i == second;
+        changed += (i == 0 ? "" : ",") + quoted(here ? texts[random() % std::size(texts)] : row.cells[i]);
+      }
+      CAPTURE(changed);
+      Validation validation;
+      CHECK_NOTHROW(validate_rows(header + changed + "\n", "row", validation));
+      for (const StepTimeTable& each : validation.step_times) {
+        CHECK(std::isfinite(each.worst_predicted.base()));
+        CHECK(std::isfinite(each.mean_error));
+      }
+    }
+  }
 }
 
 TEST_CASE("Step times stand in both outputs of validate") {
