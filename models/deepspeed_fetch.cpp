@@ -114,6 +114,7 @@ void ParameterFetcher::wait_for(std::size_t p) {
   Flight& flight = flights_[static_cast<std::size_t>(parameter.flight)];
   if (flight.parameters.size() == 1) {
     parameter.full = flight.buffer;
+    if (stream_ != Stream::compute) tape_.wait_written(Stream::compute, flight.buffer);
   } else {
     if (!flight.copied) copy_out(flight);
     if (++flight.waited == static_cast<int>(flight.parameters.size())) tape_.free(flight.buffer);
@@ -123,8 +124,10 @@ void ParameterFetcher::wait_for(std::size_t p) {
   if (--in_flight_ == 0) flights_.clear();
 }
 
-/// The first wait copies all parameters of the group out.
+/// The first wait copies all parameters of the group out, on a stream that compute waits for at once: it stands on
+/// compute here, because gathers issued since are not waited for.
 void ParameterFetcher::copy_out(Flight& flight) {
+  if (stream_ != Stream::compute) tape_.wait_written(Stream::compute, flight.buffer);
   std::vector<std::size_t> order = flight.parameters;
   std::sort(order.begin(), order.end());
   for (const std::size_t p : order) {
@@ -132,7 +135,7 @@ void ParameterFetcher::copy_out(Flight& flight) {
     const std::int64_t bytes = parameter.elements * weight_size_;
     parameter.full =
         tape_.alloc({bytes, pool_, BufferRole::weights, Owner::parameters, static_cast<std::int16_t>(tape_.block())});
-    tape_.pass(stream_, 2 * bytes, {{flight.buffer, Access::read}, {parameter.full, Access::write}});
+    tape_.pass(Stream::compute, 2 * bytes, {{flight.buffer, Access::read}, {parameter.full, Access::write}});
   }
   flight.copied = true;
 }
@@ -159,7 +162,6 @@ void ParameterFetcher::fetch(int module, bool forward) {
       at(p).users.insert(open_backwards_.back());
     }
   }
-  if (stream_ != Stream::compute) tape_.wait(Stream::compute, stream_);
   if (traced()) {
     follow_trace(module);
     if (job_.config.prefetch_bucket > 0) prefetch();

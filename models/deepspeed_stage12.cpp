@@ -160,7 +160,10 @@ void Stage12::all_reduce() {
   const bool copies = contiguous_ ? job_.config.reduce_scatter && owners_in_bucket() > 1 : pending_.size() > 1;
   const TapeId source = pending_.front().storage != kNoBuffer ? pending_.front().storage : buckets_.front();
   TapeId buffer = source;
-  if (overlap_) tape_.wait(Stream::reduce, Stream::compute);
+  if (overlap_) {  // compute waits for the reduction before this one
+    tape_.wait(Stream::compute, Stream::reduce);
+    tape_.wait(Stream::reduce, Stream::compute);
+  }
   const TapeId copy =
       copies ? staging(bytes(pending_elements_), BufferRole::gradient_staging, reduce_pool_) : kNoBuffer;
   if (copies) {
@@ -237,20 +240,19 @@ void Stage12::keep_contiguous(const Pending& item) {
 void Stage12::offload(const Pending& item) {
   const std::int64_t slice = owned(item.parameter);
   if (job_.accumulation > 1) {
-    const auto whole = Bytes(static_cast<double>(bytes(elements(item.parameter))));
+    const std::int64_t whole = bytes(elements(item.parameter));
     if (now_.micro > 0) {
-      const TapeId back = staging(bytes(elements(item.parameter)), BufferRole::gradient_staging);
-      tape_.work(reduce_stream_, Copy{Memory::pinned, Memory::hbm, whole}, {{back, Access::write}});
+      const TapeId back = staging(whole, BufferRole::gradient_staging);
+      offload_copy(reduce_stream_, true, whole, {{back, Access::write}});
       tape_.free(back);
     }
-    if (!now_.last) tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, whole});
+    if (!now_.last) offload_copy(reduce_stream_, false, whole);
   }
   if (!now_.last) return;
   transient(8 * slice, BufferRole::norm, reduce_stream_);
   const TapeId cast = staging(fp32(slice), BufferRole::gradient_staging);
   tape_.pass(reduce_stream_, bytes(slice) + fp32(slice), {{cast, Access::write}});
-  tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, Bytes(static_cast<double>(fp32(slice)))},
-             {{cast, Access::read}});
+  offload_copy(reduce_stream_, false, fp32(slice), {{cast, Access::read}});
   tape_.free(cast);
 }
 
@@ -302,7 +304,7 @@ void Stage12::update() {
   overflow_check_and_norm();
   if (offload_) {
     adam(layout_.partition, true);
-    tape_.work(Stream::h2d, Copy{Memory::pinned, Memory::hbm, Bytes(static_cast<double>(bytes(layout_.partition)))});
+    offload_copy(Stream::h2d, true, bytes(layout_.partition));
     tape_.wait(Stream::compute, Stream::h2d);
   } else if (fp32_sum_) {
     make_moments();

@@ -1,11 +1,14 @@
 // Stage 3: DeepSpeedZeroOptimizer_Stage3. Every parameter is sharded by itself; gradients are reduce-scattered bucket
 // by bucket into one flat buffer of the rank's share; the update runs sub-group by sub-group.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
 #include "models/deepspeed_fetch.h"
 #include "models/deepspeed_stage_parts.h"
+#include "models/error.h"
 
 namespace zeroplan {
 namespace {
@@ -39,8 +42,13 @@ class Stage3 final : public DeepSpeedStage {
   void offload_partition(const Pending& item);
   bool stays_until_step(std::int64_t count) const;
   void make_moments();
-  void update_offloaded(std::int64_t count);
-  void update_sub_group(std::int64_t count);
+  void check_swap_buffers() const;
+  bool swaps(std::int64_t count) const;
+  void disk(std::int64_t size, bool reads);
+  void swap_in(std::size_t group);
+  void swap_out(std::size_t group);
+  void update_offloaded(std::size_t group);
+  void update_sub_group(std::size_t group);
 
   ParameterFetcher fetcher_;
   bool offload_, contiguous_;
@@ -69,6 +77,20 @@ Stage3::Stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape)
     owned_ += shard(p);
     largest_shard_ = std::max(largest_shard_, shard(p));
   }
+  check_swap_buffers();
+}
+
+/// A sub-group takes four buffers, one read ahead four more, one written behind three (deepspeed.md section 7).
+void Stage3::check_swap_buffers() const {
+  const DeepspeedOffload& offload = job_.config.offload_optimizer;
+  if (!job_.config.optimizer_on_nvme() || offload.buffer_count <= 0) return;  // 0: DeepSpeed's own 4
+  const bool pipelined = (offload.pipeline_read || offload.pipeline_write) && groups_.size() > 1;
+  const std::int64_t needed = 4 + (pipelined ? 4 : 0) + (pipelined && offload.pipeline_write ? 3 : 0);
+  if (offload.buffer_count >= needed) return;
+  throw InputError(
+      fmt::format("deepspeed: offload_optimizer.buffer_count: expected at least {}, got {}: DeepSpeed stops "
+                  "with \"ran out of swap buffers\"",
+                  needed, offload.buffer_count));
 }
 
 void Stage3::initialize() {
@@ -180,10 +202,10 @@ void Stage3::reduce_bucket() {
 /// A partition travels to the host and, for the fp32 value at the boundary, back again.
 void Stage3::offload_partition(const Pending& item) {
   const std::int64_t count = shard(item.parameter);
-  const auto size = Bytes(static_cast<double>(count * size_of(sum_type_)));
-  tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, size});
-  const TapeId back = staging(count * size_of(sum_type_), BufferRole::gradient_staging, reduce_pool_);
-  tape_.work(reduce_stream_, Copy{Memory::pinned, Memory::hbm, size}, {{back, Access::write}});
+  const std::int64_t size = count * size_of(sum_type_);
+  offload_copy(reduce_stream_, false, size);
+  const TapeId back = staging(size, BufferRole::gradient_staging, reduce_pool_);
+  offload_copy(reduce_stream_, true, size, {{back, Access::write}});
   if (now_.last) {
     transient(8 * std::min(count, kNormPiece), BufferRole::norm, reduce_stream_, reduce_pool_);
     const TapeId cast = staging(fp32(count), BufferRole::gradient_staging, reduce_pool_);
@@ -191,10 +213,10 @@ void Stage3::offload_partition(const Pending& item) {
     if (stays_until_step(count)) {
       small_gradients_.push_back(cast);
     } else {
-      tape_.work(reduce_stream_, Copy{Memory::hbm, Memory::pinned, Bytes(static_cast<double>(fp32(count)))},
-                 {{cast, Access::read}});
+      offload_copy(reduce_stream_, false, fp32(count), {{cast, Access::read}});
       tape_.host_waits(reduce_stream_);  // this copy blocks
       tape_.free(cast);
+      if (job_.config.optimizer_on_nvme()) disk(fp32(count), false);  // waits for nothing before the step
     }
   }
   tape_.free(back);
@@ -219,33 +241,58 @@ bool Stage3::stays_until_step(std::int64_t count) const {
   return job_.config.optimizer_on_nvme() && fp32(count) < std::max<std::int64_t>(1 << 20, job_.config.aio_block_bytes);
 }
 
-/// Adam on the host; with NVMe master, moments and gradients are read first, all but the gradients written after.
-void Stage3::update_offloaded(std::int64_t count) {
-  const auto bytes_of_states = [&](int states) { return Bytes(static_cast<double>(states * fp32(count))); };
-  const bool nvme = job_.config.optimizer_on_nvme();
-  if (nvme) {
-    tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, bytes_of_states(4)});
-    tape_.host_waits(Stream::nvme_read);
+/// A sub-group that is too small to be worth a transfer stays in memory.
+bool Stage3::swaps(std::int64_t count) const { return job_.config.optimizer_on_nvme() && !stays_until_step(count); }
+
+void Stage3::disk(std::int64_t size, bool reads) {
+  const auto amount = Bytes(static_cast<double>(size));
+  if (reads) {
+    tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, amount});
+  } else {
+    tape_.work(Stream::nvme_write, Copy{Memory::pinned, Memory::nvme, amount});
   }
+}
+
+/// Master, moments and gradients of sub-group `group` come from NVMe. pipeline_read has asked for them one sub-group
+/// before, and asks for the next.
+void Stage3::swap_in(std::size_t group) {
+  const auto read = [&](std::size_t g) { disk(4 * fp32(groups_[g]), true); };
+  if (!swaps(groups_[group])) return;
+  const bool ahead = job_.config.offload_optimizer.pipeline_read;
+  if (!ahead || group == 0 || !swaps(groups_[group - 1])) read(group);
+  tape_.host_waits(Stream::nvme_read);
+  if (ahead && group + 1 < groups_.size() && swaps(groups_[group + 1])) read(group + 1);
+}
+
+/// Master and moments go back. With pipeline_write they are waited for when the next sub-group's go.
+void Stage3::swap_out(std::size_t group) {
+  if (!swaps(groups_[group])) return;
+  const bool behind = job_.config.offload_optimizer.pipeline_write;
+  if (behind) tape_.host_waits(Stream::nvme_write);
+  disk(3 * fp32(groups_[group]), false);
+  if (!behind || group + 1 == groups_.size()) tape_.host_waits(Stream::nvme_write);
+}
+
+/// Adam on the host.
+void Stage3::update_offloaded(std::size_t group) {
+  const std::int64_t count = groups_[group];
+  swap_in(group);
   adam(count, true);
-  if (nvme) {
-    tape_.work(Stream::nvme_write, Copy{Memory::pinned, Memory::nvme, bytes_of_states(3)});
-    tape_.host_waits(Stream::nvme_write);
-  }
-  const auto weights = Bytes(static_cast<double>(bytes(count)));
+  swap_out(group);
   if (job_.config.parameters_on_nvme()) {
-    tape_.work(Stream::nvme_write, Copy{Memory::pinned, Memory::nvme, weights});
+    disk(bytes(count), false);
   } else if (!job_.config.parameters_on_host()) {
-    tape_.work(Stream::h2d, Copy{Memory::dram, Memory::hbm, weights});
+    tape_.work(Stream::h2d, Copy{Memory::dram, Memory::hbm, Bytes(static_cast<double>(bytes(count)))});
     tape_.host_waits(Stream::h2d);
   }
 }
 
-void Stage3::update_sub_group(std::int64_t count) {
+void Stage3::update_sub_group(std::size_t group) {
   if (offload_) {
-    update_offloaded(count);
+    update_offloaded(group);
     return;
   }
+  const std::int64_t count = groups_[group];
   const TapeId flat = staging(count * size_of(sum_type_), BufferRole::gradient_staging);
   tape_.pass(Stream::compute, 2 * count * size_of(sum_type_), {{flat, Access::write}});
   TapeId gradient = flat;
@@ -270,7 +317,8 @@ void Stage3::update() {
   }
   for (std::size_t i = 0; i < groups_.size(); ++i) agree(DType::fp32);
   if (!offload_) make_moments();
-  for (const std::int64_t count : groups_) update_sub_group(count);
+  if (job_.config.optimizer_on_nvme()) tape_.host_waits(Stream::nvme_write);  // gradients written in backward
+  for (std::size_t i = 0; i < groups_.size(); ++i) update_sub_group(i);
   drop(small_gradients_);
   fetcher_.drop_secondary_shards();
   fetcher_.gather_persistent();

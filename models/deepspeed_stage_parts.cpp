@@ -103,6 +103,14 @@ void DeepSpeedStage::adam(std::int64_t count, bool on_host) {
   }
 }
 
+void DeepSpeedStage::offload_copy(Stream stream, bool up, std::int64_t size,
+                                  std::initializer_list<TapeOperand> operands) {
+  const Memory host = offload_memory();
+  tape_.work(stream, Copy{up ? host : Memory::hbm, up ? Memory::hbm : host, Bytes(static_cast<double>(size))},
+             operands);
+  if (host == Memory::dram) tape_.host_waits(stream);
+}
+
 std::vector<TapeId> DeepSpeedStage::load_model() {
   std::vector<TapeId> loaded;
   for (std::size_t p = 0; p < num_parameters(); ++p) {

@@ -56,6 +56,10 @@ class DeepSpeedStage : public EngineHooks {
   /// The whole model as loaded: one buffer a parameter.
   std::vector<TapeId> load_model();
   void drop(std::vector<TapeId>& buffers);
+  /// Of what offload_optimizer copies up and down; without pin_memory such a copy holds the host up.
+  Memory offload_memory() const { return job_.config.offload_optimizer.pin_memory ? Memory::pinned : Memory::dram; }
+  /// Copies to or from that memory.
+  void offload_copy(Stream stream, bool up, std::int64_t size, std::initializer_list<TapeOperand> operands = {});
   int block_of(std::size_t parameter) const { return blocks_[parameter]; }
 
   const EagerStep& step_;

@@ -32,6 +32,7 @@ class Builder {
     std::size_t begin = 0;
     const std::span<const TapeOp> step = last_step(tape_, begin);
     find_lives(begin, step);
+    find_keepers();
     builder_.reserve(step.size() + 64);
     declare(host);
     for (std::size_t i = 0; i < uses_.size(); ++i) {
@@ -49,12 +50,27 @@ class Builder {
   /// What the schedule knows of a buffer, and who touched it last.
   struct Use {
     bool before = false, born = false, dies = false;  // alive when the step begins; allocated, freed in it
+    std::array<bool, kStreams> kept{};                // streams whose use the allocator waits for, not the Free
     BufferId id;
     OpRef written;
     Stream writer = Stream::compute;
     std::array<OpRef, kStreams> read{};  // since then, the last one of each stream
   };
   Use& use(TapeId id) { return uses_[static_cast<std::size_t>(id)]; }
+
+  /// A block of a stream's own pool, or one that record_stream ties to it, is given out again only when that stream has
+  /// passed; nothing else waits for it.
+  void find_keepers() {
+    for (std::size_t i = 0; i < uses_.size(); ++i) {
+      const Pool pool = tape_.buffer(static_cast<TapeId>(i)).pool;
+      if (pool == Pool::gather) uses_[i].kept[index(Stream::gather)] = true;
+      if (pool == Pool::reduce) uses_[i].kept[index(Stream::reduce)] = true;
+    }
+    for (const TapeOp& op : tape_.ops()) {
+      if (op.kind == TapeKind::record_stream && op.stream != Stream::compute)
+        uses_[op.id].kept[index(op.stream)] = true;
+    }
+  }
 
   void find_lives(std::size_t begin, std::span<const TapeOp> step) {
     for (const TapeOp& op : tape_.ops().first(begin)) {
@@ -114,6 +130,9 @@ class Builder {
       case TapeKind::wait:
         wait(op.stream, op.awaited);
         break;
+      case TapeKind::wait_written:
+        if (!use(id).written.none()) waits_[index(op.stream)].push_back(use(id).written);
+        break;
       case TapeKind::host_wait:
         for (int i = 0; i < kNumStreams; ++i) {
           if (static_cast<Stream>(i) != op.awaited) wait(static_cast<Stream>(i), op.awaited);
@@ -150,17 +169,20 @@ class Builder {
 
   /// Adds an op with the edges that its operands and the waits before it ask for.
   void add(Stream stream, Phase phase, int at, WorkId work, std::span<const TapeOperand> operands) {
+    const bool frees = free_made_ && work.index == free_.index;
     after_ = std::move(waits_[index(stream)]);
     waits_[index(stream)].clear();
     operands_.clear();
     for (const TapeOperand& operand : operands) {
-      Use& each = use(operand.buffer);
-      operands_.push_back({each.id, operand.access});
-      if (!each.written.none() && each.writer != stream) after_.push_back(each.written);
+      const Use& each = use(operand.buffer);
+      if (!each.kept[index(stream)]) operands_.push_back({each.id, operand.access});
+      const auto waits_for = [&](Stream other, OpRef op) {
+        const bool left_to_allocator = frees && each.kept[index(other)];
+        if (other != stream && !op.none() && !left_to_allocator) after_.push_back(op);
+      };
+      waits_for(each.writer, each.written);
       if (operand.access == Access::read) continue;
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        if (s != index(stream) && !each.read[s].none()) after_.push_back(each.read[s]);
-      }
+      for (std::size_t s = 0; s < kStreams; ++s) waits_for(static_cast<Stream>(s), each.read[s]);
     }
     std::sort(after_.begin(), after_.end(), [](OpRef a, OpRef b) { return a.bits < b.bits; });
     after_.erase(std::unique(after_.begin(), after_.end()), after_.end());

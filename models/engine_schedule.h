@@ -14,8 +14,9 @@ namespace zeroplan {
 /// The last step of the tape, flat. A buffer that lives through it is resident; one that came before it and dies in it
 /// is allocated at its begin, one that outlives it is freed at its end (in a steady step the two are alike), so memory
 /// at any point is what the tape says. Edges come from operands, from waits of streams and from waits of the host.
-/// `host` buffers are resident, pinned ones rounded as PyTorch does. Throws std::logic_error for a tape without a whole
-/// step.
+/// A use of a buffer by the stream of its own pool, or by one that record_stream names, is no operand: the allocator
+/// keeps such a block until that stream has passed, and compute frees it without waiting. `host` buffers are resident,
+/// pinned ones rounded as PyTorch does. Throws std::logic_error for a tape without a whole step.
 ///
 /// What it leaves out: Alloc and Free stand on the compute stream, so a gather starts when compute reaches its hook,
 /// while the real host may issue it earlier; the host's own time (Python, launches) is no op.

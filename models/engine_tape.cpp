@@ -51,6 +51,13 @@ void EngineTape::wait(Stream waiter, Stream awaited) {
   op.awaited = awaited;
 }
 
+void EngineTape::wait_written(Stream waiter, TapeId buffer) {
+  if (buffer == kNoBuffer) return;
+  TapeOp& op = push(TapeKind::wait_written);
+  op.stream = waiter;
+  op.id = static_cast<std::uint32_t>(buffer);
+}
+
 void EngineTape::host_waits(Stream awaited) { push(TapeKind::host_wait).awaited = awaited; }
 
 void EngineTape::hook() { push(TapeKind::hook); }

@@ -37,7 +37,18 @@ enum class Mark : std::uint8_t {
   step_end,
 };
 
-enum class TapeKind : std::uint8_t { alloc, free, work, wait, host_wait, hook, record_stream, empty_cache, mark };
+enum class TapeKind : std::uint8_t {
+  alloc,
+  free,
+  work,
+  wait,
+  wait_written,
+  host_wait,
+  hook,
+  record_stream,
+  empty_cache,
+  mark,
+};
 
 struct TapeOp {
   TapeKind kind = TapeKind::mark;
@@ -47,7 +58,7 @@ struct TapeOp {
   Mark mark = Mark::init_end;
   std::int16_t block = -1;
   std::uint16_t num_operands = 0;
-  std::uint32_t id = 0;  // buffer of alloc, free and record_stream; index into works()
+  std::uint32_t id = 0;  // buffer of alloc, free, wait_written and record_stream; index into works()
   std::uint32_t first_operand = 0;
 };
 
@@ -68,6 +79,9 @@ class EngineTape {
   void pass(Stream stream, std::int64_t traffic, std::initializer_list<TapeOperand> operands = {});
   /// Later work of `waiter` starts after everything issued to `awaited` so far.
   void wait(Stream waiter, Stream awaited);
+  /// Later work of `waiter` starts after the work that wrote `buffer` last: the handle of an asynchronous collective.
+  /// What was issued behind it is not waited for.
+  void wait_written(Stream waiter, TapeId buffer);
   /// The host waits for `awaited`: whatever is issued later starts after it.
   void host_waits(Stream awaited);
   /// The host runs one of the engine's module hooks: Python time between what stands before and after.

@@ -15,6 +15,9 @@ inline constexpr std::size_t kNumBlames = 5;
 /// What an op's own time counts as, and a wait for it.
 inline Blame blame_of(const Op& op, const Work& work) {
   const bool updates = op.phase == Phase::optimizer || std::holds_alternative<AdamStep>(work);
+  // Engines without a stream of their own for these run them on compute.
+  if (std::holds_alternative<Collective>(work)) return Blame::communication;
+  if (std::holds_alternative<Copy>(work)) return Blame::offload;
   switch (op.stream) {
     case Stream::compute:
       return updates ? Blame::optimizer : Blame::compute;

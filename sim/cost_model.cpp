@@ -269,6 +269,11 @@ Demand of_copy(const Parts& p, const Copy& c) {
   const bool up = c.to == Memory::hbm;
   add(up ? ResourceRole::h2d : ResourceRole::d2h, up ? p.links.h2d : p.links.d2h);
   add(ResourceRole::dram, p.machine.host_device ? 2 * p.links.dram : p.links.dram);
+  const bool pageable = !p.machine.host_device && (c.from == Memory::dram || c.to == Memory::dram);
+  if (!pageable) return d;
+  // The thread that stages it sets the pace and shares nothing; the link only carries what it hands over.
+  add(ResourceRole::dram, (kPageablePasses - 1) * p.links.dram);
+  d.latency = std::max(Seconds(), Seconds(bytes / kPageableCopyRate) - d[up ? ResourceRole::h2d : ResourceRole::d2h]);
   return d;
 }
 

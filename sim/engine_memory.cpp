@@ -27,10 +27,17 @@ class Clocks {
         times_.pace.scale * (op.phase == Phase::forward ? times_.pace.kernel_forward : times_.pace.kernel_backward);
     Seconds& end = stream(op.stream);
     end = std::max(end, host_) + times_.seconds[op.id];
+    for (const TapeOperand& operand : tape_.operands(op)) {
+      if (operand.access != Access::read) written_[static_cast<std::uint32_t>(operand.buffer)] = end;
+    }
     if (reduction) reductions_.push_back(end);
   }
   void hook() { host_ += times_.pace.scale * times_.pace.hook; }
   void wait(Stream waiter, Stream awaited) { stream(waiter) = std::max(stream(waiter), stream(awaited)); }
+  void wait_written(Stream waiter, std::uint32_t buffer) {
+    const auto end = written_.find(buffer);
+    if (end != written_.end()) stream(waiter) = std::max(stream(waiter), end->second);
+  }
   void host_wait(Stream awaited) { host_ = std::max(host_, stream(awaited)); }
   void synchronize() {
     for (const Seconds end : streams_) host_ = std::max(host_, end);
@@ -74,6 +81,7 @@ class Clocks {
   std::array<Seconds, kNumStreams> streams_{};
   std::deque<Seconds> reductions_;  // ends of those under way
   std::unordered_map<std::uint32_t, std::vector<Stream>> users_;
+  std::unordered_map<std::uint32_t, Seconds> written_;  // by buffer, when its last writer ends
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   int next_event_ = kFirstEvent;
 };
@@ -110,6 +118,9 @@ class Replay {
       case TapeKind::wait:
         clocks_->wait(op.stream, op.awaited);
         break;
+      case TapeKind::wait_written:
+        clocks_->wait_written(op.stream, op.id);
+        break;
       case TapeKind::host_wait:
         clocks_->host_wait(op.awaited);
         break;
@@ -145,6 +156,7 @@ class Replay {
         break;
       case TapeKind::record_stream:
       case TapeKind::wait:
+      case TapeKind::wait_written:
       case TapeKind::host_wait:
       case TapeKind::hook:
       case TapeKind::work:

@@ -14,6 +14,12 @@ constexpr double pcie_fraction(int generation) { return generation >= kFirstGen5
 /// A100 (nccl.md section 9).
 constexpr double pcie_duplex_fraction(int generation) { return generation >= kFirstGen5 ? 0.806 : 0.605; }
 
+/// Bytes a second of a copy between the GPU and memory that is not pinned, one GPU: the driver stages it. 1.6 s more
+/// for 1.68 G gradients of 4 B (data/groundtruth, DeepSpeed row 22 against row 17).
+inline constexpr double kPageableCopyRate = 4.2e9;
+/// It reads the memory, writes the driver's pinned buffer and reads that.
+inline constexpr double kPageablePasses = 3;
+
 /// Disk rate of the engine over the given rate: goal R12 of perf-anchors.md, 0.90 of fio at the same mix; not measured.
 inline constexpr double kDiskFraction = 0.90;
 

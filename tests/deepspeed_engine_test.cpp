@@ -112,4 +112,58 @@ TEST_CASE("What no rule covers is refused by its key") {
         }).find("stage 0") != std::string::npos);
 }
 
+// deepspeed.md section 7: four swap buffers a sub-group, four more for one read ahead, three for one written behind.
+TEST_CASE("Too few swap buffers are refused as DeepSpeed does") {
+  const EagerStep step = chain_step({});
+  const auto works = [&](std::int64_t buffers, bool reads_ahead, bool writes_behind, std::int64_t sub_group) {
+    DeepSpeedJob job = job_of(3, 4);
+    job.config.sub_group = sub_group;
+    DeepspeedOffload& offload = job.config.offload_optimizer;
+    offload.device = OffloadDevice::nvme;
+    offload.buffer_count = buffers;
+    offload.pipeline_read = reads_ahead;
+    offload.pipeline_write = writes_behind;
+    try {
+      tape_of(step, job);
+    } catch (const InputError& error) {
+      CHECK(std::string(error.what()).find("buffer_count") != std::string::npos);
+      return false;
+    }
+    return true;
+  };
+  constexpr std::int64_t kOne = 1'000'000'000, kSeveral = 1'000'000;
+  CHECK(works(4, false, false, kSeveral));
+  CHECK_FALSE(works(3, false, false, kSeveral));
+  CHECK(works(8, true, false, kSeveral));
+  CHECK_FALSE(works(7, true, false, kSeveral));
+  CHECK(works(11, true, true, kSeveral));
+  CHECK_FALSE(works(10, true, true, kSeveral));
+  CHECK(works(4, true, true, kOne));  // nothing to read ahead
+}
+
+// Gradients down, twelve bytes a parameter written after the update, sixteen read before it.
+TEST_CASE("A step with states on NVMe reads 16 bytes a parameter and writes 16") {
+  for (const bool pipelined : {false, true}) {
+    DeepSpeedJob job = job_of(3, 4);
+    job.config.sub_group = 1'500'000;
+    job.config.offload_optimizer.device = OffloadDevice::nvme;
+    job.config.offload_optimizer.buffer_count = 11;
+    job.config.offload_optimizer.pipeline_read = job.config.offload_optimizer.pipeline_write = pipelined;
+    const EagerStep step = chain_step({});
+    const EngineTape tape = tape_of(step, job);
+    double read = 0, written = 0;
+    for (const TapeOp& op : tape.ops()) {
+      if (op.kind == TapeKind::mark && op.mark == Mark::step_begin) read = written = 0;
+      if (op.kind != TapeKind::work) continue;
+      const auto* copy = std::get_if<Copy>(&tape.works()[op.id]);
+      if (copy == nullptr) continue;
+      if (copy->from == Memory::nvme) read += copy->bytes.base();
+      if (copy->to == Memory::nvme) written += copy->bytes.base();
+    }
+    const double share = static_cast<double>(parameters_of(step)) / 4;
+    CHECK(read / share == Approx(16).epsilon(0.001));
+    CHECK(written / share == Approx(16).epsilon(0.02));  // biases and norms are too small to be written in backward
+  }
+}
+
 }  // namespace zeroplan::test

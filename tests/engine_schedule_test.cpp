@@ -85,6 +85,12 @@ DeepSpeedJob random_job(std::mt19937& random) {
     config.offload_optimizer.device =
         config.stage == 3 ? pick(OffloadDevice::cpu, OffloadDevice::nvme) : OffloadDevice::cpu;
   }
+  config.offload_optimizer.pin_memory = pick(true, true, false);
+  if (config.optimizer_on_nvme()) {
+    config.offload_optimizer.buffer_count = 11;
+    config.offload_optimizer.pipeline_read = pick(true, false);
+    config.offload_optimizer.pipeline_write = pick(true, false);
+  }
   if (config.stage == 3 && pick(true, false, false))
     config.offload_param.device = pick(OffloadDevice::cpu, OffloadDevice::nvme);
   if (pick(true, false, false)) config.communication = DType::fp32;
@@ -221,6 +227,58 @@ TEST_CASE("A smaller card says what fails and where; a large enough one changes 
   REQUIRE(failed.out_of_memory.has_value());
   CHECK(failed.failed_at.starts_with("step "));
   CHECK(failed.num_alloc_retries > 0);
+}
+
+namespace {
+
+/// One step: a kernel, a buffer of `pool` that `reduce` works on and compute drops, another kernel.
+Schedule step_with_side_stream(Pool pool, bool recorded) {
+  EngineTape tape;
+  tape.mark(Mark::step_begin);
+  const TapeId buffer = tape.alloc({1024, pool});
+  tape.pass(Stream::compute, 1024);
+  tape.work(Stream::reduce, Collective{CollectiveKind::all_reduce, Group::all, 512, 512, DType::bf16},
+            {{buffer, Access::read_write}});
+  if (recorded) tape.record_stream(buffer, Stream::reduce);
+  tape.free(buffer);
+  tape.pass(Stream::compute, 1024);
+  tape.mark(Mark::step_end);
+  return steady_schedule(tape, small_llama(), {});
+}
+
+bool some_compute_op_waits(const Schedule& schedule) {
+  return std::ranges::any_of(schedule.ops(),
+                             [&](const Op& op) { return op.stream == Stream::compute && !schedule.after(op).empty(); });
+}
+
+}  // namespace
+
+TEST_CASE("Compute frees a block of another stream's pool without waiting, one of its own only after its users") {
+  CHECK(some_compute_op_waits(step_with_side_stream(Pool::compute, false)));
+  CHECK_FALSE(some_compute_op_waits(step_with_side_stream(Pool::compute, true)));
+  CHECK_FALSE(some_compute_op_waits(step_with_side_stream(Pool::reduce, false)));
+}
+
+TEST_CASE("A wait for a buffer leaves out what its stream does afterwards") {
+  EngineTape tape;
+  tape.mark(Mark::step_begin);
+  const TapeId first = tape.alloc({1024, Pool::gather}), second = tape.alloc({1024, Pool::gather});
+  const Collective gather{CollectiveKind::all_gather, Group::all, 512, 512, DType::bf16};
+  tape.work(Stream::gather, gather, {{first, Access::write}});
+  tape.work(Stream::gather, gather, {{second, Access::write}});
+  tape.wait_written(Stream::compute, first);
+  tape.pass(Stream::compute, 1024);
+  tape.free(first);
+  tape.free(second);
+  tape.mark(Mark::step_end);
+  const Schedule schedule = steady_schedule(tape, small_llama(), {});
+  const auto kernel = std::ranges::find_if(
+      schedule.ops(), [&](const Op& op) { return std::holds_alternative<Compute>(schedule.work(op)); });
+  REQUIRE(kernel != schedule.ops().end());
+  REQUIRE(schedule.after(*kernel).size() == 1);
+  const auto index = schedule.after(*kernel)[0].index();
+  CHECK(std::holds_alternative<Collective>(schedule.work(schedule.ops()[index])));
+  CHECK(std::holds_alternative<Collective>(schedule.work(schedule.ops()[index + 1])));  // the other one comes later
 }
 
 }  // namespace zeroplan
