@@ -48,15 +48,15 @@ CsvTable CsvTable::parse(std::string_view text, const std::string& name) {
   table.name_ = name;
   int line = 1;
   const std::vector<std::string> header = take_record(text, line, name);
-  for (std::size_t i = 0; i < header.size(); ++i) table.columns_.emplace(header[i], i);
+  for (std::size_t i = 0; i < header.size(); ++i) {
+    if (!table.columns_.emplace(header[i], i).second)
+      throw InputError(fmt::format("{}:1: expected column names, found \"{}\" twice", name, header[i]));
+  }
   while (!text.empty()) {
     Row row;
     row.line = line;
     row.cells = take_record(text, line, name);
     if (row.cells.size() == 1 && row.cells[0].empty()) continue;
-    if (row.cells.size() != header.size())
-      throw InputError(
-          fmt::format("{}:{}: expected {} columns, found {}", name, row.line, header.size(), row.cells.size()));
     table.rows_.push_back(std::move(row));
   }
   return table;
@@ -67,6 +67,9 @@ bool CsvTable::has(std::string_view column) const { return columns_.find(column)
 const std::string& CsvTable::at(const Row& row, std::string_view column) const {
   const auto found = columns_.find(column);
   if (found == columns_.end()) throw InputError(fmt::format("{}: expected a column \"{}\"", name_, column));
+  if (row.cells.size() != columns_.size())
+    throw InputError(
+        fmt::format("{}:{}: expected {} cells, found {}", name_, row.line, columns_.size(), row.cells.size()));
   return row.cells[found->second];
 }
 

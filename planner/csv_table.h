@@ -14,11 +14,12 @@ class CsvTable {
     int line = 0;  // where it starts; the header is line 1
     std::vector<std::string> cells;
   };
-  /// Throws InputError with the line on an open quote or a row of another length than the header.
+  /// Throws InputError with the line on an open quote or a column named twice.
   static CsvTable parse(std::string_view text, const std::string& name);
 
   bool has(std::string_view column) const;
-  /// Throws InputError when there is no such column.
+  std::size_t columns() const { return columns_.size(); }
+  /// Throws InputError when there is no such column, or when the row is longer or shorter than the header.
   const std::string& at(const Row& row, std::string_view column) const;
   const std::vector<Row>& rows() const { return rows_; }
 

@@ -93,7 +93,7 @@ MeasuredSteps read_published_steps(std::string_view text, const std::string& nam
     result.rows = static_cast<int>(table.rows().size());
     for (const CsvTable::Row& row : table.rows())
       result.skipped.push_back(
-          {row.line, table.at(row, "row_id"), fmt::format("no training step: the table has no column \"{}\"", column)});
+          {row.line, row.cells.front(), fmt::format("no training step: the table has no column \"{}\"", column)});
     return result;
   }
   PublishedRows rows(table);

@@ -12,11 +12,13 @@
 namespace zeroplan {
 namespace {
 
-/// Where the network is not stated: what eight-GPU nodes of the time had, all NICs together (step-time.md prototype).
-BytesPerSecond usual_network(const GpuSpec& gpu) {
-  if (gpu.arch == "Volta") return 100.0_GBps;   // DGX-2: eight of 100 Gb/s
-  if (gpu.arch == "Ampere") return 200.0_GBps;  // DGX A100: eight of 200 Gb/s
-  return 400.0_GBps;                            // eight of 400 Gb/s
+/// Where the network is not stated: a NIC of the time for each GPU, eight at most, all together (step-time.md
+/// prototype).
+BytesPerSecond usual_network(const GpuSpec& gpu, int gpus_per_node) {
+  const int nics = std::min(8, gpus_per_node);
+  if (gpu.arch == "Volta") return 12.5_GBps * nics;   // DGX-2: eight of 100 Gb/s
+  if (gpu.arch == "Ampere") return 25.0_GBps * nics;  // DGX A100: eight of 200 Gb/s
+  return 50.0_GBps * nics;                            // eight of 400 Gb/s
 }
 
 /// "1600 Gbps RoCE node-node", "4x100 Gb/s IB per node", "400 Gb/s RDMA per GPU": bytes per second of a node.
@@ -171,9 +173,9 @@ MachineSpec machine_of(const Cells& cells) {
   machine.sockets = 2;
   if (machine.nodes > 1) {
     machine.network.nics = machine.gpus_per_node;
-    machine.network.bandwidth =
-        stated_network(cells.text("interconnect"), machine.gpus_per_node).value_or(usual_network(machine.gpu));
-    machine.network.kind = "InfiniBand";
+    machine.network.bandwidth = stated_network(cells.text("interconnect"), machine.gpus_per_node)
+                                    .value_or(usual_network(machine.gpu, machine.gpus_per_node));
+    machine.network.kind = cells.contains("interconnect", "Omni-Path") ? "Omni-Path" : "InfiniBand";
     machine.network.gpudirect = true;
   }
   return machine;

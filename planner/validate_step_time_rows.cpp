@@ -40,6 +40,7 @@ void refuse_what_is_not_modelled(const Cells& cells) {
   if (cells.text("status") != "ok") throw InputError("no step was measured (" + cells.text("status") + ")");
   if (cells.contains("value_kind", "recalled") || cells.contains("value_kind", "ratio"))
     throw InputError("no measured step (" + cells.text("value_kind") + ")");
+  if (cells.contains("extra_notes", "includes evaluation")) throw InputError("the step includes evaluation or saving");
   refuse_experts(cells);
   if (cells.number("pp", 1) > 1) throw InputError("pipeline parallelism");
   if (cells.number("cp", 1) > 1) throw InputError("context parallelism");
@@ -214,6 +215,7 @@ std::vector<std::string> groups_of(const Cells& cells, const MeasuredStep& step)
     return {"torchtitan fp8 or TP"};
   }
   if (step.run.engine != TimedEngine::deepspeed) return {"other FSDP"};
+  if (cells.contains("extra_notes", "noise")) return {"DeepSpeed, noise of 40 % stated"};
   const bool stated = cells.stated("hidden") && cells.stated("micro_batch") && cells.stated("seq_len");
   return {stated ? "DeepSpeed, batch and shape stated" : "DeepSpeed, batch or shape assumed"};
 }
@@ -239,6 +241,7 @@ void check_parameters(const Cells& cells, const ModelSpec& model) {
 
 std::string PublishedRows::describe(const CsvTable::Row& row) const {
   const Cells cells(table_, row);
+  if (!cells.whole()) return row.cells.front();
   std::string text = fmt::format("{}, {} x {}, {}", cells.text("model"), cells.text("n_gpus"), cells.text("gpu"),
                                  cells.text("framework"));
   if (cells.stated("micro_batch")) text += fmt::format(", {} x {}", cells.text("micro_batch"), cells.text("seq_len"));
@@ -247,6 +250,7 @@ std::string PublishedRows::describe(const CsvTable::Row& row) const {
 
 MeasuredStep PublishedRows::read(const CsvTable::Row& row) {
   const Cells cells(table_, row);
+  if (!cells.whole()) throw InputError("more or fewer cells than the header");
   refuse_what_is_not_modelled(cells);
   MeasuredStep step;
   step.line = row.line;

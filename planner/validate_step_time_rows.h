@@ -30,6 +30,8 @@ class PublishedRows {
 class Cells {
  public:
   Cells(const CsvTable& table, const CsvTable::Row& row) : table_(table), row_(row) {}
+  /// Whether the row has a cell for each column.
+  bool whole() const { return row_.cells.size() == table_.columns(); }
   /// Empty when not stated or when there is no such column.
   const std::string& text(std::string_view column) const;
   bool stated(std::string_view column) const { return !text(column).empty(); }

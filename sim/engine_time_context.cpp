@@ -4,6 +4,7 @@
 
 #include "models/error.h"
 #include "sim/engine_time_parts.h"
+#include "sim/host_fractions.h"
 
 namespace zeroplan {
 namespace {
@@ -12,8 +13,8 @@ namespace {
 constexpr double kInfiniBandFraction = 0.87;
 /// Of a sustained matmul's rate that training steps reach (step-time.md section 2: A100 0.87, H200 0.89, H100 0.89).
 constexpr double kOfSustained = 0.88;
-/// Host buffers that are not pinned: 1.6 s more for 1.68 G gradients of 4 B (groundtruth row 22 against row 17).
-constexpr BytesPerSecond kPageable = 4.2_GBps;
+/// Host buffers that are not pinned.
+constexpr BytesPerSecond kPageable(kPageableCopyRate);
 
 TimeFit network_of(const GpuSpec& gpu) {
   if (gpu.arch == "Volta") return TimeFit::deepspeed_network_volta;

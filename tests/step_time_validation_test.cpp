@@ -215,7 +215,12 @@ TEST_CASE("CSV keeps commas, quotes and newlines inside quotes, and says where i
   CHECK(table.at(table.rows()[0], "b") == "two\nlines");
   CHECK(table.rows()[1].line == 4);
   CHECK_THROWS_WITH(table.at(table.rows()[0], "c"), HasText("\"c\""));
-  CHECK_THROWS_WITH(CsvTable::parse("a,b\n1\n", "file.csv"), HasText("file.csv:2: expected 2 columns, found 1"));
+  const CsvTable cut = CsvTable::parse("a,b\n1\n", "file.csv");
+  CHECK_THROWS_WITH(cut.at(cut.rows()[0], "a"), HasText("file.csv:2: expected 2 cells, found 1"));
+  CHECK_THROWS_WITH(CsvTable::parse("a,a\n", "file.csv"), HasText("twice"));
+  const MeasuredSteps steps = read_published_steps("row_id,source_id,model,framework,gpu,n_gpus\na,b,c\n", "cut.csv");
+  REQUIRE(steps.skipped.size() == 1);
+  CHECK_THAT(steps.skipped[0].reason, HasText("fewer cells"));
   CHECK_THROWS_WITH(CsvTable::parse("a,b\n1,\"2\n", "file.csv"), HasText("closing quote"));
 }
 

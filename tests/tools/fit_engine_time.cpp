@@ -73,6 +73,7 @@ constexpr const char* kFitted =
 double sigma_of(const MeasuredStep& step) {
   const std::string& group = step.groups.front();
   if (group.starts_with("MosaicML") || group.starts_with("torchtitan") || group.ends_with("4096 tokens")) return 0.06;
+  if (group.find("noise") != std::string::npos) return 0;
   if (group.starts_with("DeepSpeed")) return 0.12;
   if (group.starts_with("ZeRO-3")) return 0.2;
   return 0;
