@@ -15,7 +15,8 @@ RotaryTables RotaryEmbedding::operator()(Tensor x, const Tensor& positions) cons
   {
     const NoGrad no_grad(tape);
     const std::int64_t length = positions.size(-1);
-    Tensor frequencies = tape.external({1, width_ / 2, 1}, Element::fp32);
+    const std::int64_t turns = single_ ? width_ : width_ / 2;
+    Tensor frequencies = tape.external({1, turns, 1}, Element::fp32);
     Tensor wide = to(view(positions, {1, 1, length}), Element::fp32);
     Tensor angles = transpose(matmul(frequencies, wide), 1, 2);
     if (complex_) {
@@ -27,7 +28,7 @@ RotaryTables RotaryEmbedding::operator()(Tensor x, const Tensor& positions) cons
       tape.forward_post(module_, {});
       return tables;
     }
-    Tensor both = cat({angles, angles}, -1);
+    Tensor both = single_ ? angles : cat({angles, angles}, -1);
     Tensor cos = mul_scalar(pointwise({&both}, Element::fp32));
     Tensor sin = mul_scalar(pointwise({&both}, Element::fp32));
     tables = {to(cos, wide_ ? Element::fp32 : type), to(sin, wide_ ? Element::fp32 : type)};
@@ -147,6 +148,21 @@ Tensor causal_mask(const Context& context, const MaskOptions& options) {
   return mask;
 }
 
+namespace {
+
+/// Scores with a column for the sinks, softmax, and without the column again; the largest score is taken off first.
+Tensor softmax_with_sinks(const Tensor& weights, const Tensor& sinks, Tensor& kept) {
+  const std::int64_t keys = weights.size(-1);
+  Tensor column = expand(view(sinks, {1, -1, 1, 1}), {weights.size(0), weights.size(1), weights.size(2), 1});
+  Tensor combined = cat({weights, column}, -1);
+  combined = sub(combined, max_values(combined));
+  Tensor probabilities = softmax(combined);
+  kept = std::move(combined);
+  return slice(probabilities, -1, 0, keys);
+}
+
+}  // namespace
+
 AttentionResult eager_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask, const AttentionCall& call) {
   const Element type = q.type();
   Tensor keys = repeat_heads(k, call.groups);
@@ -158,7 +174,10 @@ AttentionResult eager_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask
     weights = mul_scalar(std::move(weights));
   }
   if (mask) weights = add(weights, mask);
-  if (call.upcast) {
+  Tensor combined;
+  if (call.sinks) {
+    weights = softmax_with_sinks(weights, call.sinks, combined);
+  } else if (call.upcast) {
     weights = to(softmax(to(weights, Element::fp32)), type);
   } else {
     weights = softmax(weights);
@@ -168,7 +187,7 @@ AttentionResult eager_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask
   output = transpose(output, 1, 2);
   if (call.contiguous_output) output = contiguous(output);
   drop(q, k, v);
-  drop(keys, values);
+  drop(keys, values, combined);
   return {std::move(output), std::move(weights)};
 }
 

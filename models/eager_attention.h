@@ -18,6 +18,8 @@ class RotaryEmbedding {
   RotaryTables operator()(Tensor x, const Tensor& positions) const;
   /// The tables stay in fp32.
   void keep_wide() { wide_ = true; }
+  /// The tables have half the width: angles are not doubled.
+  void keep_single() { single_ = true; }
   /// One table of complex numbers, in `cos`.
   void make_complex() { complex_ = true; }
 
@@ -25,7 +27,7 @@ class RotaryEmbedding {
   const Context* context_ = nullptr;
   int module_ = -1;
   std::int64_t width_ = 0;
-  bool wide_ = false, complex_ = false;
+  bool wide_ = false, complex_ = false, single_ = false;
 };
 
 /// [-x2, x1] of the last dimension's halves.
@@ -58,6 +60,7 @@ struct AttentionCall {
   bool causal = true;
   double softcap = 0;             // Gemma-2: scores are capped in eager attention
   bool upcast = true;             // eager attention's softmax runs in fp32
+  Tensor sinks;                   // [heads]: a score beside the keys' (gpt-oss)
   bool contiguous_output = true;  // eager attention copies its output to [b, s, heads, d]
 };
 struct AttentionResult {

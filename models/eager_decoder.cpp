@@ -102,7 +102,9 @@ class DecoderLayer {
     hidden = add(residual, style_->dropout_modules ? attention_dropout_(hidden) : hidden);
     residual = hidden;
     if (!post) hidden = sandwich ? norm3_(hidden) : norm2_(hidden);
-    hidden = moe_ ? experts_(hidden) : mlp_(hidden);
+    Tensor routed;  // gpt-oss returns its routing weights: they take the place of the attention's
+    hidden = moe_ ? experts_(hidden, routed) : mlp_(hidden);
+    if (routed) attended.weights = std::move(routed);
     if (sandwich) hidden = norm4_(hidden);
     if (post) hidden = norm2_(hidden);
     hidden = add(residual, style_->dropout_modules ? mlp_dropout_(hidden) : hidden);
@@ -192,6 +194,7 @@ class Decoder : public CausalModel {
                                      : rotary_width(context, a.head_dim, "partial_rotary_factor", style_->rotary_part));
     if (style_->rotary == RotaryKind::wide_tables) rotary_.keep_wide();
     if (style_->complex_tables) rotary_.make_complex();
+    if (style_->rotary == RotaryKind::halves) rotary_.keep_single();
     if (!phi) return;
     embedding_dropout_ = Dropout(context, "model.embed_dropout", context.number(style_->embedding_dropout, 0));
     norm();
@@ -260,7 +263,9 @@ class Decoder : public CausalModel {
   /// Variables die in the order in which the function first names them.
   void leave(Tensor& positions, Tensor& embedded, Masks& made, Tensor& hidden,
              std::vector<RotaryTables>& tables) const {
-    if (style_->masks == MaskKind::one) {
+    if (style_->sinks) {  // gpt-oss: its dictionary has no positions
+      drop(positions, made.full, made.sliding, embedded);
+    } else if (style_->masks == MaskKind::one) {
       drop(positions, embedded, made.full);
     } else {
       drop(made.full, made.sliding, embedded, positions);

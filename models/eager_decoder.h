@@ -19,12 +19,14 @@ enum class RotaryKind : std::uint8_t {
   part_kept,         // some columns, the pieces stay in variables of the attention (Phi)
   part_interleaved,  // some columns, even and odd ones are pairs (GLM)
   wide_tables,       // fp32 tables, results cast back (OLMo-2)
+  halves,            // tables of half a head's width, halves of a head are pairs (gpt-oss)
   wide_interleaved,  // q and k in fp32, even and odd columns are pairs (Cohere)
 };
 
 enum class RouterKind : std::uint8_t {
   softmax,         // of logits in the model's type, the best k (Mixtral, Qwen3)
   groups_softmax,  // fp32 logits, best groups first where topk_method says so (DeepSeek V2)
+  after_topk,      // softmax of the best k logits (gpt-oss)
   groups_sigmoid,  // fp32 logits, sigmoid and a correction, best groups first (DeepSeek V3)
 };
 
@@ -59,6 +61,9 @@ struct DecoderStyle {
   std::string_view moe_class, router_class;  // empty: no experts
   bool router_first = false;                 // registered before the experts
   bool narrow_routing = false;               // routing weights go back to the model's type
+  bool sinks = false;                        // a score for each head beside the keys'
+  bool expert_biases = false;                // biases, weights [in, out], clamped gates (gpt-oss)
+  bool returns_routing = false;              // the experts' module returns the routing weights too
   RouterKind router = RouterKind::softmax;
   bool complex_tables = false;  // rotary tables are complex numbers (DeepSeek V2)
 };

@@ -30,6 +30,21 @@ Tensor rotate_paired(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   return add(std::move(plain), std::move(turned));
 }
 
+/// cat(x1 cos - x2 sin, x2 cos + x1 sin) of a head's halves.
+Tensor rotate_halves(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+  const std::int64_t half = x.size(-1) / 2;
+  const Tensors parts = split(x, {half, half}, -1);
+  Tensor a = mul(parts[0], cos);
+  Tensor b = mul(parts[1], sin);
+  Tensor first = sub(std::move(a), std::move(b));
+  a = mul(parts[1], cos);
+  b = mul(parts[0], sin);
+  Tensor second = add(std::move(a), std::move(b));
+  Tensor out = cat({first, second}, -1);
+  drop(first, second);
+  return out;
+}
+
 /// cos[..., : half].repeat_interleave(2, -1)
 Tensor doubled(const Tensor& table) {
   const std::int64_t half = table.size(-1) / 2;
@@ -114,6 +129,7 @@ DecoderAttention::DecoderAttention(Context& context, const DecoderStyle& style, 
   const Biases& bias = a.family.biases;
   const std::int64_t q_width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
   module_ = context.module(path, class_name(style, "Attention"));
+  if (style.sinks) sinks_ = context.parameter(module_, "sinks", {a.heads});
   if (style.fused_qkv) {
     out_ = Linear(context, path + ".o_proj", q_width, a.hidden, bias.out);
     qkv_ = Linear(context, path + ".qkv_proj", a.hidden, q_width + 2 * kv_width, bias.qkv);
@@ -209,6 +225,10 @@ void DecoderAttention::turn(Heads& heads, const RotaryTables& tables) const {
       q = rotate(heads.q, cos, sin);
       k = rotate(heads.k, cos, sin);
       break;
+    case RotaryKind::halves:
+      q = rotate_halves(heads.q, cos, sin);
+      k = rotate_halves(heads.k, cos, sin);
+      break;
     case RotaryKind::wide_tables: {
       Tensor wide_q = rotate(heads.q, cos, sin);
       Tensor wide_k = rotate(heads.k, cos, sin);
@@ -268,6 +288,7 @@ AttentionResult DecoderAttention::forward(const Tensor& x, const BlockArguments&
   call.groups = a.heads / a.kv_heads;
   call.dropout = dropout_;
   call.softcap = softcap_;
+  call.sinks = context_->value(sinks_);
   AttentionResult result = attention(*context_, heads.q, heads.k, heads.v, arguments.mask, call);
   const std::int64_t batch = x.size(0), length = x.size(1);
   result.output = contiguous(reshape(std::move(result.output), {batch, length, -1}));

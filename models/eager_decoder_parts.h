@@ -46,7 +46,7 @@ class DecoderAttention {
 
   const Context* context_ = nullptr;
   const DecoderStyle* style_ = nullptr;
-  int module_ = -1;
+  int module_ = -1, sinks_ = -1;
   Linear qkv_, q_, k_, v_, out_;
   Norm q_norm_, k_norm_;
   double dropout_ = 0, residual_dropout_ = 0, softcap_ = 0;

@@ -109,6 +109,20 @@ std::vector<DecoderStyle> make_rows() {
     row.router_class = "TopkRouter";
     row.router = RouterKind::groups_sigmoid;
   }
+  {
+    DecoderStyle& row = add("gpt_oss", "GptOss");
+    row.norm = NormStyle::rms_fp32_weight;
+    row.masks = MaskKind::both;
+    row.rotary = RotaryKind::halves;
+    row.rotary_part = 0.5;
+    row.sinks = true;
+    row.moe_class = "MLP";
+    row.router_class = "TopKRouter";
+    row.router_first = true;
+    row.router = RouterKind::after_topk;
+    row.expert_biases = true;
+    row.returns_routing = true;
+  }
   return rows;
 }
 

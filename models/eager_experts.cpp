@@ -10,6 +10,7 @@ Router::Router(Context& context, const DecoderStyle& style, const std::string& p
     : context_(&context), style_(&style) {
   module_ = context.module(path, class_name(style, style.router_class));
   weight_ = context.parameter(module_, "weight", {context.sizes.experts, context.sizes.hidden});
+  if (style.expert_biases) bias_ = context.parameter(module_, "bias", {context.sizes.experts});
   normalised_ =
       context.config.flag("norm_topk_prob", style.family == "mixtral" || style.router == RouterKind::groups_sigmoid);
   limited_ = context.config.text("topk_method", "greedy") == "group_limited_greedy";
@@ -104,7 +105,18 @@ Routing Router::corrected(Tensor x) const {
   return routing;
 }
 
+Routing Router::after_topk(const Tensor& x) const {
+  Routing routing;
+  routing.logits = linear(x, context_->value(weight_), context_->value(bias_));
+  TopK best = topk(routing.logits, context_->sizes.experts_per_token);
+  routing.indices = std::move(best.indices);
+  routing.weights = softmax(best.values);
+  best.values.drop();
+  return routing;
+}
+
 Routing Router::forward(Tensor x) const {
+  if (style_->router == RouterKind::after_topk) return after_topk(x);
   if (style_->router == RouterKind::groups_softmax) return best_of_groups(std::move(x));
   if (style_->router == RouterKind::groups_sigmoid) return corrected(std::move(x));
   const Architecture& a = context_->sizes;
@@ -126,10 +138,19 @@ Routing Router::forward(Tensor x) const {
 
 // --- experts --------------------------------------------------------------------------------------
 
-Experts::Experts(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
+Experts::Experts(Context& context, const DecoderStyle& style, const std::string& path)
+    : context_(&context), style_(&style) {
   const Architecture& a = context.sizes;
+  const std::int64_t wide = 2 * a.expert_width;
   module_ = context.module(path, class_name(style, "Experts"));
-  gate_up_ = context.parameter(module_, "gate_up_proj", {a.experts, 2 * a.expert_width, a.hidden});
+  if (style.expert_biases) {  // weights [in, out]
+    gate_up_ = context.parameter(module_, "gate_up_proj", {a.experts, a.hidden, wide});
+    gate_up_bias_ = context.parameter(module_, "gate_up_proj_bias", {a.experts, wide});
+    down_ = context.parameter(module_, "down_proj", {a.experts, a.expert_width, a.hidden});
+    down_bias_ = context.parameter(module_, "down_proj_bias", {a.experts, a.hidden});
+    return;
+  }
+  gate_up_ = context.parameter(module_, "gate_up_proj", {a.experts, wide, a.hidden});
   down_ = context.parameter(module_, "down_proj", {a.experts, a.hidden, a.expert_width});
   activation_ = ActivationModule(context, path + ".act_fn", a.activation);
 }
@@ -151,17 +172,31 @@ Tensor Experts::gate(const Tensor& projected) const {
   return mul(std::move(activated), parts[1]);
 }
 
+/// GptOssExperts._apply_gate: gates and ups are neighbours, both clamped.
+Tensor Experts::clamped_gate(const Tensor& projected) const {
+  const std::int64_t width = projected.size(-1) / 2;
+  Tensor gate = slice(projected, -1, 0, width, 2);
+  Tensor up = slice(projected, -1, 1, width, 2);
+  gate = clamp(gate, false);
+  up = clamp(up, true);
+  Tensor linear_unit = mul(gate, activate(mul_scalar(gate), Activation::sigmoid));
+  Tensor out = mul(add_scalar(up), linear_unit);
+  drop(gate, up, linear_unit);
+  return out;
+}
+
 // grouped_mm_experts_forward: names are its variables', which die in this order.
 Tensor Experts::forward(const Tensor& x, const Tensor& indices, const Tensor& weights) const {
   Tape& tape = context_->tape;
   const std::int64_t tokens = x.size(0), k = indices.size(-1), experts = context_->sizes.experts;
   const std::int64_t rows = tokens * k;
   // A list dies from its front, also when a recomputation stops here: the order of Python's variables.
-  Tensors variables(13);
+  Tensors variables(14);
   auto variable = variables.begin();
   Tensor &sample_weights = *variable++, &ids = *variable++, &order = *variable++, &selected = *variable++;
   Tensor &picked = *variable++, &counted = *variable++, &counts = *variable++, &offsets = *variable++;
-  Tensor &beyond = *variable++, &out = *variable++, &weighted = *variable++, &inverse = *variable++;
+  Tensor &beyond = *variable++, &biases = *variable++, &out = *variable++, &weighted = *variable++;
+  Tensor& inverse = *variable++;
   Tensor& summed = *variable;
   sample_weights = reshape(weights, {-1});
   ids = tape.allocate({rows}, Element::i64);
@@ -173,11 +208,20 @@ Tensor Experts::forward(const Tensor& x, const Tensor& indices, const Tensor& we
   counts = tape.allocate({experts}, Element::fp32);
   offsets = tape.allocate({experts}, Element::i32);
   beyond = unsqueeze(pointwise({&ids}, Element::boolean), -1);
+  const bool biased = style_->expert_biases;
+  const auto weights_of = [&](int parameter) {
+    Tensor stored = context_->value(parameter);
+    return biased ? stored : transpose(std::move(stored), -2, -1);
+  };
+  if (biased) biases = index_rows(context_->value(gate_up_bias_), ids);
   selected = masked_fill_in_place(selected, beyond);
-  out = grouped_mm(selected, transpose(context_->value(gate_up_), -2, -1), offsets);
+  out = grouped_mm(selected, weights_of(gate_up_), offsets);
+  if (biased) out = add_in_place(out, biases);
   out = masked_fill(out, beyond);
-  out = gate(out);
-  out = grouped_mm(out, transpose(context_->value(down_), -2, -1), offsets);
+  out = biased ? clamped_gate(out) : gate(out);
+  if (biased) biases = index_rows(context_->value(down_bias_), ids);
+  out = grouped_mm(out, weights_of(down_), offsets);
+  if (biased) out = add_in_place(out, biases);
   out = masked_fill(out, beyond);
   weighted = mul(out, unsqueeze(picked, -1));
   inverse = tape.allocate({rows}, Element::i64);
@@ -192,11 +236,13 @@ Tensor Experts::forward(const Tensor& x, const Tensor& indices, const Tensor& we
 
 // --- block ----------------------------------------------------------------------------------------
 
-MoeMlp::MoeMlp(Context& context, const DecoderStyle& style, const std::string& path) : context_(&context) {
+MoeMlp::MoeMlp(Context& context, const DecoderStyle& style, const std::string& path)
+    : context_(&context), style_(&style) {
+  const std::string router = path + (style.expert_biases ? ".router" : ".gate");
   module_ = context.module(path, class_name(style, style.moe_class));
-  if (style.router_first) router_ = Router(context, style, path + ".gate");
+  if (style.router_first) router_ = Router(context, style, router);
   experts_ = Experts(context, style, path + ".experts");
-  if (!style.router_first) router_ = Router(context, style, path + ".gate");
+  if (!style.router_first) router_ = Router(context, style, router);
   has_shared_ = context.sizes.shared_width > 0;
   if (has_shared_) shared_ = DecoderMlp(context, style, path + ".shared_experts", context.sizes.shared_width);
 }
@@ -211,17 +257,26 @@ Tensor MoeMlp::with_shared(const Tensor& x) const {
   return hidden;
 }
 
-Tensor MoeMlp::operator()(Tensor x) const {
-  return call(context_->tape, module_, std::move(x), [&](const Tensor& own) {
-    if (has_shared_) return with_shared(own);
+Tensor MoeMlp::operator()(Tensor x, Tensor& weights) const {
+  Tape& tape = context_->tape;
+  tape.forward_pre(module_);
+  Tensor own = tape.own(module_, x);
+  Tensor out, routed;
+  if (has_shared_) {
+    out = with_shared(own);
+  } else {
     const Dims sizes = own.sizes();
     Tensor rows = view(own, {-1, sizes[-1]});
     Routing routing = router_(rows);
-    Tensor out = experts_(rows, routing);
+    out = experts_(rows, routing);
     out = reshape(out, sizes);
+    if (style_->returns_routing) routed = routing.weights;
     drop(rows, routing.logits, routing.weights, routing.indices);
-    return out;
-  });
+  }
+  tape.forward_post(module_, {&out, &routed});
+  drop(own, x);
+  if (style_->returns_routing) weights = std::move(routed);
+  return out;
 }
 
 }  // namespace zeroplan::eager

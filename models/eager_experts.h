@@ -23,10 +23,11 @@ class Router {
   Routing forward(Tensor x) const;
   Routing best_of_groups(Tensor x) const;
   Routing corrected(Tensor x) const;
+  Routing after_topk(const Tensor& x) const;
   Tensor group_mask(const Tensor& group_scores, Tensors& kept) const;
   const Context* context_ = nullptr;
   const DecoderStyle* style_ = nullptr;
-  int module_ = -1, weight_ = -1;
+  int module_ = -1, weight_ = -1, bias_ = -1;
   bool normalised_ = true, limited_ = false;
   std::int64_t groups_ = 1, groups_used_ = 1;
 };
@@ -40,9 +41,11 @@ class Experts {
 
  private:
   Tensor forward(const Tensor& x, const Tensor& indices, const Tensor& weights) const;
+  Tensor clamped_gate(const Tensor& projected) const;
   Tensor gate(const Tensor& projected) const;
   const Context* context_ = nullptr;
-  int module_ = -1, gate_up_ = -1, down_ = -1;
+  const DecoderStyle* style_ = nullptr;
+  int module_ = -1, gate_up_ = -1, down_ = -1, gate_up_bias_ = -1, down_bias_ = -1;
   ActivationModule activation_;
 };
 
@@ -50,12 +53,14 @@ class MoeMlp {
  public:
   MoeMlp() = default;
   MoeMlp(Context& context, const DecoderStyle& style, const std::string& path);
-  Tensor operator()(Tensor x) const;
+  /// `weights` receives the routing weights where the family's module returns them.
+  Tensor operator()(Tensor x, Tensor& weights) const;
 
  private:
-  const Context* context_ = nullptr;
-  int module_ = -1;
   Tensor with_shared(const Tensor& x) const;
+  const Context* context_ = nullptr;
+  const DecoderStyle* style_ = nullptr;
+  int module_ = -1;
   Router router_;
   Experts experts_;
   DecoderMlp shared_;

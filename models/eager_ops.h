@@ -56,6 +56,10 @@ Tensor stack_last(Tensor a, Tensor b);
 /// Without a gradient: a new tensor of the broadcast size that reads the inputs.
 Tensor pointwise(std::initializer_list<const Tensor*> inputs, Element type);
 Tensor masked_fill(Tensor x, Tensor mask);
+/// x.max(-1, keepdim=True).values; the indices are kept for backward.
+Tensor max_values(Tensor x);
+/// clamp between numbers: one bound or both.
+Tensor clamp(Tensor x, bool both);
 /// torch.where(mask, x, number).
 Tensor where_scalar(Tensor mask, Tensor x);
 

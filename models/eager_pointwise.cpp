@@ -304,6 +304,43 @@ Tensor where_scalar(Tensor mask, Tensor x) {
   return finish(x, mask, std::move(out), node);
 }
 
+Tensor max_values(Tensor x) {
+  Tape& tape = x.tape();
+  const Ref<Node> node = tape.make_node(
+      [](BackwardCall& call) {  // zeros, the gradient scattered in
+        const Tensor zeros = call.tape.allocate(call.node.dims, call.grads[0].type());
+        call.results[0] = call.tape.allocate(call.node.dims, call.grads[0].type());
+        call.tape.pointwise_kernel(2 * zeros.bytes());
+      },
+      {&x});
+  if (node) node->dims = x.sizes();
+  Dims sizes = x.sizes();
+  sizes[-1] = 1;
+  Tensor out = tape.allocate(sizes, x.type());
+  const Tensor indices = tape.allocate(sizes, Element::i64);
+  tape.pointwise_kernel(x.bytes());
+  if (node) tape.save(*node, indices);
+  return finish(x, std::move(out), node);
+}
+
+Tensor clamp(Tensor x, bool both) {
+  const Ref<Node> node = x.tape().make_node(
+      [](BackwardCall& call) {
+        const Tensor& kept = call.saved[0];
+        const Tensor zero = call.tape.allocate({}, call.grads[0].type());
+        const Tensor above = call.node.numbers[0] != 0 ? pointwise({&kept}, Element::boolean) : Tensor();
+        const Tensor inside = pointwise({&kept}, Element::boolean);
+        call.results[0] = pointwise({&inside, &call.grads[0]}, call.grads[0].type());
+      },
+      {&x});
+  if (node) {
+    node->numbers[0] = both ? 1 : 0;
+    x.tape().save(*node, x);
+  }
+  Tensor out = pointwise({&x}, x.type());
+  return finish(x, std::move(out), node);
+}
+
 Tensor masked_fill(Tensor x, Tensor mask) {
   const Ref<Node> node = x.tape().make_node(backward_masked_fill, {&x});
   if (node) x.tape().save(*node, mask);

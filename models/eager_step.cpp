@@ -46,6 +46,7 @@ void check_options(const ModelSpec& model, const EagerOptions& options) {
 
 std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   const std::string& family = context.model.family;
+  if (family == "gpt_oss") refuse_sdpa(context);
   if (const eager::DecoderStyle* style = eager::find_decoder_style(family)) return make_decoder(context, *style);
   if (family == "gpt2") return make_gpt2(context);
   if (family == "gpt_neox") return make_gpt_neox(context);
@@ -54,6 +55,7 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   if (family == "falcon") return make_falcon(context);
   if (family == "bloom") return make_bloom(context);
   if (family == "bert") return make_bert(context);
+  if (family == "mpt") return make_mpt(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
 
