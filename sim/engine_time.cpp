@@ -57,7 +57,9 @@ class StepModel {
  public:
   StepModel(const ModelSpec& model, const EngineTimeContext& context) : model_(model), c_(context) {
     for (const BlockKind& kind : model.kinds) {
-      if (kind.role != BlockRole::layer) root_ += static_cast<double>(kind.parameters()) / c_.run.tensor_parallel;
+      if (kind.role == BlockRole::layer) continue;
+      root_ += static_cast<double>(kind.parameters()) / c_.run.tensor_parallel;
+      root_trained_ += static_cast<double>(kind.trainable_parameters()) / c_.run.tensor_parallel;
     }
   }
 
@@ -112,41 +114,41 @@ class StepModel {
   void add_layers(const BlockKind& kind, TokenShape tokens, double count, bool reduces) {
     const EngineTimeRun& run = c_.run;
     const LayerWork work = layer_work(kind, run, tokens, c_.rates, c_.fit);
-    const Shares again = recomputed(run.recompute);
-    const double stopped =
-        run.early_stop && again.matmul == 1 && run.recompute == TimedRecompute::full ? work.last_linear : 0;
-    const double matmul_again = again.matmul * (1 - stopped);
-    const double held = work.parameters / run.tensor_parallel;
-    const Seconds copies = engine_copies(held);
+    Shares again = recomputed(run.recompute);
+    const Seconds casts_again = work.casts_forward * (again.rest * again.matmul);
     const Seconds tensor = c_.tensor_parallel(tokens, model_.hidden);
+    const Seconds tensor_again = tensor * kTensorForward * again.matmul;
+    if (run.early_stop && run.recompute == TimedRecompute::full) again.matmul = 1 - work.last_linear;
+    const double held = work.parameters / run.tensor_parallel;
+    const double trained = work.trainable / run.tensor_parallel;
+    const Seconds copies = engine_copies(held);
 
     Phase forward, backward;
-    const Seconds forward_kernels = work.matmul_forward + work.attention_forward + work.streaming_forward;
-    const Seconds repeated = work.matmul_forward * matmul_again + work.attention_forward * again.attention +
-                             work.streaming_forward * again.rest + work.casts_forward * (again.rest * again.matmul);
-    forward.compute = forward_kernels + work.casts_forward + copies * kCopiesForward;
+    forward.compute = work.matmul_forward + work.attention_forward + work.streaming_forward + work.casts_forward +
+                      copies * kCopiesForward;
     backward.compute = work.matmul_backward + work.attention_backward + work.streaming_backward + work.casts_backward +
-                       copies * (1 - kCopiesForward) + repeated;
+                       copies * (1 - kCopiesForward) + work.matmul_forward * again.matmul +
+                       work.attention_forward * again.attention + work.streaming_forward * again.rest + casts_again;
     forward.communication = communicated_gather(held);
-    backward.communication = gather_again(held) + (reduces ? reduce(work.trainable / run.tensor_parallel) : Seconds());
+    backward.communication = gather_again(held) + (reduces ? reduce(trained) : Seconds());
     forward.host = host_floor(work);
     backward.host = forward.host * (1 + again.rest);
-    forward.copies = offloaded_layer(held) + offloaded_activations(tokens);
-    backward.copies = forward.copies;
-
-    const Seconds forward_tensor = tensor * kTensorForward;
-    const Seconds backward_tensor = tensor * (kTensorBackward + kTensorForward * again.matmul);
-    add_phase(forward, forward_tensor, count, parts_.forward);
-    add_phase(backward, backward_tensor, count, parts_.backward);
-
-    parts_.matmul += (work.matmul_forward * (1 + matmul_again) + work.matmul_backward) * count;
-    parts_.attention += (work.attention_forward * (1 + again.attention) + work.attention_backward) * count;
-    parts_.streaming += (work.streaming_forward * (1 + again.rest) + work.streaming_backward + copies +
-                         work.casts_forward * (1 + again.rest * again.matmul) + work.casts_backward) *
-                        count;
-    const Seconds gradients = offloaded_gradients(work.trainable / run.tensor_parallel) * count;
+    forward.copies = backward.copies = offloaded_layer(held) + offloaded_activations(tokens);
+    add_phase(forward, tensor * kTensorForward, count, parts_.forward);
+    add_phase(backward, tensor * kTensorBackward + tensor_again, count, parts_.backward);
+    count_kernels(work, again, copies + casts_again, count);
+    const Seconds gradients = offloaded_gradients(trained) * count;
     parts_.offload += gradients;
     parts_.backward += gradients;
+  }
+
+  /// What of `compute` is which kind of kernel.
+  void count_kernels(const LayerWork& work, const Shares& again, Seconds extra, double count) {
+    parts_.matmul += (work.matmul_forward * (1 + again.matmul) + work.matmul_backward) * count;
+    parts_.attention += (work.attention_forward * (1 + again.attention) + work.attention_backward) * count;
+    parts_.streaming += (work.streaming_forward * (1 + again.rest) + work.streaming_backward + work.casts_forward +
+                         work.casts_backward + extra) *
+                        count;
   }
 
   /// Copies in and out of flat buffers, casts.
@@ -220,14 +222,15 @@ class StepModel {
     parts_.backward += kernels * 2 / 3;
     Seconds exposed;
     if (deepspeed()) {
-      if (reduces) exposed = c_.reduce(root_);
+      if (reduces) exposed = c_.reduce(root_trained_);
       if (c_.run.stage == 3) exposed += c_.gather(root_);
     } else if (layer != nullptr) {
       const double held = static_cast<double>(layer->parameters()) / c_.run.tensor_parallel;
-      exposed = communicated_gather(held) + (c_.run.stage >= 2 ? c_.gather(root_) : Seconds()) + c_.reduce(held) +
-                c_.reduce(root_) * 0.5;
+      const double trained = static_cast<double>(layer->trainable_parameters()) / c_.run.tensor_parallel;
+      exposed = communicated_gather(held) + (c_.run.stage >= 2 ? c_.gather(root_) : Seconds()) + c_.reduce(trained) +
+                c_.reduce(root_trained_) * 0.5;
     }
-    const Seconds gradients = offloaded_gradients(root_) * count;
+    const Seconds gradients = offloaded_gradients(root_trained_) * count;
     parts_.exposed += exposed * count;
     parts_.offload += gradients;
     parts_.backward += exposed * count + gradients;
@@ -236,6 +239,7 @@ class StepModel {
   const ModelSpec& model_;
   const EngineTimeContext& c_;
   double root_ = 0;  // parameters of embedding and head on one GPU of the tensor-parallel group
+  double root_trained_ = 0;
   Parts parts_;
 };
 
