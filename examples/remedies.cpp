@@ -102,6 +102,10 @@ void fill_memory(const EngineTape& tape, const Side& side, Played& played) {
   played.out_of_memory = memory.out_of_memory.has_value();
   played.flushes = memory.num_alloc_retries;
   played.reserved = memory.peak_reserved;
+  if (memory.out_of_memory) {  // what it would have held then
+    played.allocated = Bytes(static_cast<double>(memory.out_of_memory->allocated + memory.out_of_memory->requested));
+    return;
+  }
   if (memory.steps.empty()) return;
   const StepMemory& steady = memory.steps.back();
   played.allocated = std::max({steady.forward, steady.backward, steady.step});
