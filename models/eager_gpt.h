@@ -12,6 +12,7 @@ std::unique_ptr<EagerModel> make_t5(Context& context);
 std::unique_ptr<EagerModel> make_falcon(Context& context);
 std::unique_ptr<EagerModel> make_bloom(Context& context);
 std::unique_ptr<EagerModel> make_bert(Context& context);
+std::unique_ptr<EagerModel> make_gptj(Context& context);
 std::unique_ptr<EagerModel> make_mpt(Context& context);
 
 /// For families that transformers runs with eager attention only. Throws InputError when SDPA is asked for.

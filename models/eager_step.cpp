@@ -55,6 +55,7 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   if (family == "falcon") return make_falcon(context);
   if (family == "bloom") return make_bloom(context);
   if (family == "bert") return make_bert(context);
+  if (family == "gptj") return make_gptj(context);
   if (family == "mpt") return make_mpt(context);
   throw InputError(fmt::format("eager step: no eager graph is known for family {} ({})", family, context.model.name));
 }
