@@ -23,6 +23,9 @@ constexpr double kWorthwhile = 0.95;             // of the step time: 5 % faster
 constexpr std::int64_t kSmallBucket = 50'000'000, kSmallPrefetch = 5'000'000, kSmallLive = 100'000'000,
                        kSmallPersistence = 10'000;
 
+/// Of the drives' file system; a person knows the real one.
+constexpr const char* kNvmePath = "/local_nvme";
+
 const std::string kZero = "zero_optimization.";
 
 /// What a person would turn, in the order in which it is tried.
@@ -39,7 +42,7 @@ enum class Knob : std::uint8_t {
 };
 struct Setting {
   Knob knob;
-  std::int64_t value;
+  std::int64_t value;  // sequences, elements, a stage, an OffloadDevice, or on and off
 };
 
 struct Variant {
@@ -159,14 +162,21 @@ class NearestSearch {
     return true;
   }
 
-  static bool set_offload(Variant& v, const std::string& section, bool to_host) {
+  static bool set_offload(Variant& v, const std::string& section, OffloadDevice to) {
     const bool optimizer = section == "offload_optimizer";
-    const bool now = optimizer ? v.config.optimizer_on_host() : v.config.parameters_on_host();
-    if (now == to_host) return false;
-    if (to_host && v.config.stage < (optimizer ? 1 : 3)) return false;
+    const bool used = optimizer ? v.config.optimizer_on_host() : v.config.parameters_on_host();
+    const OffloadDevice now =
+        !used ? OffloadDevice::none : (optimizer ? v.config.offload_optimizer : v.config.offload_param).device;
+    if (now == to) return false;
+    if (to != OffloadDevice::none && v.config.stage < (optimizer && to == OffloadDevice::cpu ? 1 : 3)) return false;
     const std::string path = kZero + section;
-    if (!v.draft.set(path + ".device", to_host ? "cpu" : "none")) return false;
-    return !to_host || v.draft.has(path + ".pin_memory") || v.draft.set(path + ".pin_memory", true);
+    constexpr std::array<const char*, 3> kNames{"none", "cpu", "nvme"};
+    if (!v.draft.set(path + ".device", kNames[static_cast<std::size_t>(to)])) return false;
+    if (to == OffloadDevice::nvme && !v.draft.has(path + ".nvme_path") &&
+        !v.draft.set(path + ".nvme_path", kNvmePath)) {
+      return false;
+    }
+    return to == OffloadDevice::none || v.draft.has(path + ".pin_memory") || v.draft.set(path + ".pin_memory", true);
   }
 
   static bool set_pinned(Variant& v, bool pinned) {
@@ -197,9 +207,9 @@ class NearestSearch {
       case Knob::stage:
         return v.config.stage != s.value && v.draft.set(kZero + "stage", s.value);
       case Knob::optimizer:
-        return set_offload(v, "offload_optimizer", s.value != 0);
+        return set_offload(v, "offload_optimizer", static_cast<OffloadDevice>(s.value));
       case Knob::parameters:
-        return set_offload(v, "offload_param", s.value != 0);
+        return set_offload(v, "offload_param", static_cast<OffloadDevice>(s.value));
       case Knob::pinned:
         return set_pinned(v, s.value != 0);
     }
@@ -261,6 +271,9 @@ class NearestSearch {
     list.push_back({Knob::checkpointing, 1});
     for (int stage = config_.stage + 1; stage <= 3; ++stage) list.push_back({Knob::stage, stage});
     for (const Knob knob : {Knob::optimizer, Knob::parameters}) list.push_back({knob, 1});
+    if (subject_.input.machine->nvme.drives > 0) {
+      for (const Knob knob : {Knob::optimizer, Knob::parameters}) list.push_back({knob, 2});
+    }
     // When it is the host that is too small.
     if (!subject_.run.memory->host_fits()) {
       for (const Knob knob : {Knob::pinned, Knob::optimizer, Knob::parameters}) list.push_back({knob, 0});
@@ -291,6 +304,7 @@ class NearestSearch {
     const std::vector<Setting> batches = micro_batches();
     std::erase_if(single,
                   [&](const Setting& s) { return s.knob == Knob::micro_batch && s.value != batches.back().value; });
+    if (!may_fit()) return std::nullopt;
     for (const auto& [size, list] : sets_by_size(single)) {
       if (size < 2) continue;
       std::optional<Variant> best;
@@ -304,6 +318,32 @@ class NearestSearch {
       if (best) return best;
     }
     return std::nullopt;
+  }
+
+  /// With everything that takes memory off the GPU: when not even that fits there, nothing does.
+  bool may_fit() {
+    for (const bool small_buckets : {false, true}) {
+      std::vector<Setting> wanted{
+          {Knob::stage, 3}, {Knob::checkpointing, 1}, {Knob::optimizer, 1}, {Knob::parameters, 1}};
+      if (!micro_batches().empty()) wanted.push_back(micro_batches().back());
+      if (small_buckets) {
+        for (const Setting& s :
+             {Setting{Knob::bucket, kSmallBucket}, Setting{Knob::gathers, 0}, Setting{Knob::overlap, 0}}) {
+          wanted.push_back(s);
+        }
+      }
+      std::vector<Setting> settings;
+      for (const Setting& s : wanted) {  // what the configuration does not have yet
+        settings.push_back(s);
+        if (!variant(settings)) settings.pop_back();
+      }
+      const std::optional<Variant> all = variant(settings);
+      ++tried_;
+      std::string why;
+      const std::optional<EngineFit> fit = predictor_.memory(all->config, all->workload, why);
+      if (fit && fit->gpu != GpuVerdict::does_not_fit) return true;
+    }
+    return false;
   }
 
   Variant enlarged(std::vector<Setting> settings, Variant smallest) {

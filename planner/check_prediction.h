@@ -40,8 +40,8 @@ struct RunPrediction {
   std::int64_t global_batch() const { return workload.tokens.batch * workload.accumulation * workload.ranks; }
   /// False without a memory prediction too: nothing says that it does not fit.
   bool does_not_fit() const { return memory && !memory->fits(); }
-  /// Without the allocator giving memory back.
-  bool fits_well() const { return memory && memory->fits() && memory->gpu == GpuVerdict::fits; }
+  /// Without the allocator having to give memory back.
+  bool fits_well() const { return memory && memory->fits_in_step(); }
 };
 
 /// One key with another value.

@@ -27,6 +27,10 @@ std::string verdict_of(const EngineFit& fit) {
   if (fit.gpu == GpuVerdict::does_not_fit) return fmt::format("does not fit: {}: {}", fit.failed_at, fit.failure);
   if (!fit.host_fits()) return "does not fit: the host is too small";
   if (fit.gpu == GpuVerdict::fits) return "fits";
+  if (fit.fits_in_step()) {
+    return "fits; when the host runs far ahead, PyTorch reserves all of the card and gives cached memory back, a "
+           "standstill each time";
+  }
   return fmt::format(
       "fits only after the allocator gives cached memory back ({} times in the first steps, each a "
       "standstill)",
@@ -45,12 +49,16 @@ std::string line_of(std::string_view name, const std::string& value) {
 }
 
 std::string reserved_text(const EngineFit& fit) {
-  std::string text = format_gib(fit.reserved);
-  if (fit.reserved_low < fit.reserved_high) {
-    text += fmt::format(" ({} to {}, by how far the host runs ahead)", format_gib(fit.reserved_low),
-                        format_gib(fit.reserved_high));
-  }
-  return text;
+  if (fit.reserved_low >= fit.reserved_high) return format_gib(fit.reserved);
+  return fmt::format("{} on a card without limit ({} to {}, by how far the host runs ahead)", format_gib(fit.reserved),
+                     format_gib(fit.reserved_low), format_gib(fit.reserved_high));
+}
+
+std::string device_text(const EngineFit& fit) {
+  const Bytes low = fit.reserved_low + fit.overhead;
+  const std::string from = low < fit.device() ? format_gib(low) + " to " : "";
+  return fmt::format("{}{} of {}, a margin taken off; with context, libraries, NCCL", from, format_gib(fit.device()),
+                     format_gib(fit.capacity));
 }
 
 std::string memory_text(const EngineFit& fit, const ReportStyle& style) {
@@ -61,12 +69,11 @@ std::string memory_text(const EngineFit& fit, const ReportStyle& style) {
             line_of("step, peak", format_gib(s->step)) + line_of("after the step", format_gib(s->after));
   }
   text += line_of("reserved by PyTorch", reserved_text(fit));
-  text += line_of("device memory used", fmt::format("{} of {}, a margin taken off: context, libraries, NCCL too",
-                                                    format_gib(fit.device()), format_gib(fit.capacity)));
+  text += line_of("device memory used", device_text(fit));
   text +=
       line_of("host, a node", fmt::format("{} of {}, {} of it pinned by each rank", format_gib(fit.host),
                                           format_gib(fit.host_capacity), format_gib(fit.prediction.host_use.pinned)));
-  const bool good = fit.fits() && fit.gpu == GpuVerdict::fits;
+  const bool good = fit.fits_in_step();
   text += "  " + inked(verdict_of(fit), good ? Ink::good : Ink::bad, style) + "\n";
   if (!fit.caveat.empty()) text += "  " + fit.caveat + "\n";
   return text;
@@ -108,9 +115,13 @@ std::string nearest_text(const CheckPrediction& p, const ReportStyle& style) {
                      fmt::format(", verified by prediction ({} tried)\n", n.tried);
   for (const KeyChange& change : n.changes) text += change_text(change);
   const RunPrediction& run = *n.result;
-  text += fmt::format("  then: {} used of {} a GPU, {} of {} on the host\n", format_gib(run.memory->device()),
-                      format_gib(run.memory->capacity), format_gib(run.memory->host),
-                      format_gib(run.memory->host_capacity));
+  text += fmt::format("  then: {} allocated of a GPU's {}, {} of {} on the host; {}\n",
+                      format_gib(run.memory->allocated), format_gib(run.memory->capacity - run.memory->overhead),
+                      format_gib(run.memory->host), format_gib(run.memory->host_capacity), verdict_of(*run.memory));
+  if (!run.memory->caveat.empty()) text += "        " + run.memory->caveat + "\n";
+  for (const NotPredicted& missing : run.missing) {
+    text += printable_line(fmt::format("        {} not predicted: {}", missing.part, missing.why)) + "\n";
+  }
   if (run.time && p.run.time) {
     text += fmt::format("        {} a step instead of {}\n", format_seconds(run.time->step),
                         format_seconds(p.run.time->step));

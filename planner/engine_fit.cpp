@@ -144,6 +144,7 @@ std::string verdict_text(const EngineFit& fit) {
   if (fit.gpu == GpuVerdict::does_not_fit) return fmt::format("does not fit ({}: {})", fit.failed_at, fit.failure);
   if (!fit.host_fits()) return fmt::format("does not fit: the host leaves {}", format_gib(fit.host_capacity));
   if (fit.gpu == GpuVerdict::fits) return "fits";
+  if (fit.fits_in_step()) return "fits; gives cached memory back when the host runs far ahead";
   return fmt::format("fits only after the allocator gives cached memory back ({} times, each a standstill)",
                      fit.flushes);
 }

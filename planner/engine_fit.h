@@ -49,6 +49,9 @@ struct EngineFit {
   Bytes device() const { return reserved + overhead; }
   bool host_fits() const { return host <= host_capacity; }
   bool fits() const { return gpu != GpuVerdict::does_not_fit && host_fits(); }
+  /// Fits, and the allocator has to give memory back at most because the host runs ahead (stage 3), which depends on
+  /// timing: not when it keeps in step.
+  bool fits_in_step() const { return fits() && reserved_low + overhead <= capacity; }
 };
 
 /// Fits of many configurations of one model on one machine; keeps eager steps, which many share. Not thread-safe.

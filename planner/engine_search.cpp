@@ -173,7 +173,7 @@ class EngineSearch {
     if (full != too_large_.end() && option.plan.micro_batch >= full->second) return;  // less did not fit
     const EngineFit fit = fit_of(option.plan);
     ++replays_;
-    Candidate candidate{option.plan, prediction_of(option, fit), fit.fits() && fit.gpu == GpuVerdict::fits};
+    Candidate candidate{option.plan, prediction_of(option, fit), fit.fits_in_step()};
     if (candidate.fits) {
       found_.push_back(std::move(candidate));
       return;
@@ -270,7 +270,9 @@ class EngineSearch {
       put(p.gpu, to_string(static_cast<Owner>(o)), bytes);
       owned += bytes;
     }
-    put(p.gpu, "allocator_cache", fit.reserved - owned);
+    // The host's lead fills the card at most.
+    const Bytes reserved = fit.fits() ? std::min(fit.reserved, fit.capacity - fit.overhead) : fit.reserved;
+    put(p.gpu, "allocator_cache", reserved - owned);
     const EngineEnvironment environment;
     put(p.gpu, "context", environment.context);
     put(p.gpu, "libraries", environment.libraries);

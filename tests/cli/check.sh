@@ -77,5 +77,39 @@ check 2 '' '--gpus' train.json --nodes 2
 check 2 '' 'nearest sizes' train.json --model 71B
 check 2 '' 'no such flag' train.json --frobnicate
 
+# The prediction: memory by phase, host, step time, the nearest configuration; exit 1 when it does not fit.
+good="$data/good/03_zero2.json"
+small=(--model smollm2-135m --gpus 4xA100-80G --seq-len 512)
+check 0 'backward, peak' '' "$good" "${small[@]}"
+check 0 'limited by' '' "$good" "${small[@]}"
+check 0 '"step_seconds"' '' "$good" "${small[@]}" --json
+check 1 'does not fit' '' "$good" --model 70B --gpus 4xA100-80G
+check 1 '+ zero_optimization.stage: 3' '' "$good" --model 70B --gpus 4xA100-80G --host-memory 2TiB --seq-len 1024
+check 1 'Nothing near it fits' '' "$good" --model 70B --gpus 1xRTX-4090 --host-memory 64GiB
+check 1 '"nvme"' '' train.json --model 70B --gpus 4xA100-80G --host-memory 1TiB --nvme 4x2TB
+check 0 'every layer checkpointed' '' "$good" "${small[@]}" --recompute full
+check 0 'LoRA of rank 8' 'rules of sizes' "$good" "${small[@]}" --trainable lora:r=8
+printf '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "mics_shard_size": 2}}' >mics.json
+check 0 'memory not predicted: ' '' mics.json "${small[@]}"
+check 2 '' 'whole layers' "$good" "${small[@]}" --recompute selective
+check 2 '' 'the configuration says' "$good" "${small[@]}" --micro-batch 3
+check 2 '' '--seq-len' "$good" --seq-len 512
+check 2 '' '--margin' "$good" "${small[@]:0:4}" --fix --margin 3%
+timeout 20 "$zeroplan" check "$good" --model 70B --gpus 4xA100-80G --json >first.json
+timeout 20 "$zeroplan" check "$good" --model 70B --gpus 4xA100-80G --json >second.json
+((total += 1))
+cmp -s first.json second.json || { echo 'FAILED: two predictions differ'; ((failed += 1)); }
+((total += 1))
+python3 - first.json <<'PYTHON' || ((failed += 1))
+import json, sys
+answer = json.load(open(sys.argv[1]))
+gpu, host, time = (answer["prediction"][key] for key in ("gpu", "host", "time"))
+assert gpu["verdict"] == "does not fit" and not answer["prediction"]["fits"]
+assert gpu["reserved_low"] <= gpu["reserved"] <= gpu["reserved_high"] <= gpu["device_used"]
+assert gpu["allocated"] >= 2 * 68976648192  # 16-bit weights on every GPU at stage 2
+assert abs(sum(time["parts"].values()) - time["step_seconds"]) < 1e-9 * time["step_seconds"]
+assert host["pinned"] <= host["per_node"] and answer["nearest"]["aim"] == "fits"
+PYTHON
+
 printf '%d expectations, %d failed\n' "$total" "$failed"
 ((failed == 0))
