@@ -38,7 +38,10 @@ class EngineSearch {
       : answer_(answer),
         request_(answer.request),
         workload_(workload),
-        fitter_(request_.model, request_.machine, request_.margin) {}
+        diskless_(answer.request.machine),
+        fitter_(request_.model, request_.machine, request_.margin) {
+    diskless_.nvme = {};
+  }
 
   void run() {
     collect();
@@ -67,13 +70,14 @@ class EngineSearch {
   }
 
   /// Whole placements only: neither engine splits states block by block.
+  /// NVMe is left out.
   std::vector<OffloadStyle> offloads(int stage) const {
     std::vector<OffloadStyle> styles;
     for (OffloadStyle s : offloads_of(request_, stage)) {
       s.gradients = Tier::hbm;
       s.whole = true;
       if (s.update == UpdateOn::device && s.optimizer != Tier::hbm) continue;
-      if (deepspeed() && s.optimizer == Tier::nvme && stage < 3) continue;
+      if (s.optimizer == Tier::nvme || s.parameters == Tier::nvme) continue;  // no step time: docs/step-time.md
       // FSDP2's CPUOffloadPolicy takes parameters and optimizer together, to the host.
       const bool all_on_host = s.optimizer == Tier::host && s.parameters == Tier::host;
       if (!deepspeed() && s.optimizer != Tier::hbm && !all_on_host) continue;
@@ -91,7 +95,16 @@ class EngineSearch {
     return modes;
   }
 
+  void refuse_nvme() const {
+    const auto& fixed = request_.constraints.offload;
+    if (fixed && fixed->what != OffloadWhat::none && fixed->to == Tier::nvme) {
+      throw InputError(fmt::format("--offload ...:nvme: step times with NVMe are not modelled for {}; expected cpu",
+                                   to_string(request_.engine)));
+    }
+  }
+
   void collect() {
+    refuse_nvme();
     for (const int stage : stages()) {
       for (const OffloadStyle& offload : offloads(stage)) {
         for (const int group : deepspeed() ? std::vector<int>{stage == 0 ? 1 : request_.machine.ranks()}
@@ -193,8 +206,7 @@ class EngineSearch {
                            plan.precision.weights};
     if (!deepspeed()) return fitter_.fsdp2(fsdp2_options(plan), w);
     const Prediction none;
-    return fitter_.deepspeed_text(
-        export_deepspeed({plan, request_.model, request_.machine, none, request_.margin}).json, w);
+    return fitter_.deepspeed_text(export_deepspeed({plan, request_.model, diskless_, none, request_.margin}).json, w);
   }
 
   static Fsdp2Options fsdp2_options(const Plan& plan) {
@@ -305,6 +317,10 @@ class EngineSearch {
     }
     const Candidate& shown = answer_.feasible ? answer_.plans.front() : answer_.shortfall->nearest;
     for (const Assumption& a : time_of(shown.plan).assumptions) answer_.assumptions.push_back(a);
+    if (request_.machine.nvme.drives > 0) {
+      answer_.assumptions.push_back(
+          {"offload to NVMe", "not tried", "its step time is not modelled under other engines"});
+    }
     answer_.assumptions.push_back({"engine", deepspeed() ? "DeepSpeed 0.19.8" : "FSDP2 of torch 2.11",
                                    "transformers 5.17 in eager mode, SDPA attention, no chunked loss; memory replayed "
                                    "through PyTorch's allocator "
@@ -319,13 +335,33 @@ class EngineSearch {
       s.lacks.push_back({"gpu", nearest_fit_.device(), request_.machine.gpu.memory * left});
     }
     if (!nearest_fit_.host_fits()) s.lacks.push_back({"host", nearest_fit_.host, nearest_fit_.host_capacity});
+    s.changes = more_host_memory();
     s.optimizer_states = Bytes(12.0 * static_cast<double>(request_.model.parameters()));
     answer_.shortfall = s;
+  }
+
+  /// When the host alone is too small: the memory that would do, checked.
+  std::vector<Shortfall::Change> more_host_memory() const {
+    if (nearest_fit_.gpu == GpuVerdict::does_not_fit || nearest_fit_.host_fits()) return {};
+    constexpr double kStep = 64 * kGiB;
+    MachineSpec larger = request_.machine;
+    for (double dram = std::ceil(nearest_fit_.host.base() / kStep) * kStep; dram <= 1024 * kTiB; dram += kStep) {
+      set_host_memory(larger, Bytes(dram));
+      if (nearest_fit_.host > larger.usable_dram() * (1 - request_.margin)) continue;
+      Candidate result = *nearest_;
+      result.prediction.host->capacity = larger.usable_dram();
+      result.fits = true;
+      return {
+          {fmt::format("{} of host memory a node (now {})", format_gib(Bytes(dram)), format_gib(request_.machine.dram)),
+           fmt::format("--host-memory {:.0f}GiB", dram / kGiB), result}};
+    }
+    return {};
   }
 
   Answer& answer_;
   const Request& request_;
   const Workload& workload_;
+  MachineSpec diskless_;  // on the machine itself the exporter may move states to NVMe
   EngineFitter fitter_;
   std::vector<Option> options_;
   std::vector<Candidate> found_;

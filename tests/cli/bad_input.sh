@@ -40,7 +40,6 @@ refused 'no such flag' plan -m 70B
 refused 'no such flag; did you mean --model' --modle 70B --gpus 8xH100
 refused 'no such flag' --model 7B --gpus 8xH100 --frobnicate
 for later in report; do refused "zeroplan $later: not built yet" "$later"; done
-refused 'not built yet' run plan.json --data synthetic
 refused 'expected a command' $'plan\n'
 refused 'unexpected argument "now"' plan --model 7B --gpus 8xH100 now
 refused 'unexpected argument' models 7B 13B
