@@ -34,7 +34,29 @@ const JsonValue& language_part(const JsonValue& root, const std::string& family)
   return text != nullptr ? *text : root;
 }
 
+bool has_experts(const ModelSpec& model) {
+  return std::ranges::any_of(model.kinds, [](const BlockKind& kind) {
+    return std::ranges::any_of(kind.tensors, [](const TensorSpec& tensor) {
+      return tensor.kind == TensorKind::router || tensor.kind == TensorKind::expert;
+    });
+  });
+}
+
+/// peft wraps routers and stacked experts by other means than a linear layer's adapter, and bert and t5 are no causal
+/// language models to it: their adapted steps were not recorded.
+void check_adapters(const ModelSpec& model, const EagerOptions& options) {
+  if (options.lora_rank < 0) {
+    throw InputError(fmt::format("eager step: lora_rank: expected 0 or more, got {}", options.lora_rank));
+  }
+  if (options.lora_rank == 0) return;
+  if (has_experts(model) || model.family == "bert" || model.family == "t5") {
+    throw InputError(fmt::format("eager step: {}: LoRA is known for dense causal language models only (family {})",
+                                 model.name, model.family));
+  }
+}
+
 void check_options(const ModelSpec& model, const EagerOptions& options) {
+  check_adapters(model, options);
   if (options.tokens.batch < 1 || options.tokens.seq_len < 1) {
     throw InputError("eager step: expected a micro-batch and a sequence of at least 1");
   }

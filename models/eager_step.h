@@ -22,7 +22,7 @@ struct EagerOptions {
   bool reentrant = false;      // of that checkpointing
   EagerAttention attention = EagerAttention::sdpa;
   DType type = DType::bf16;    // of parameters and compute
-  std::int64_t lora_rank = 0;  // adapters on all linear layers of the blocks (peft); 0: none
+  std::int64_t lora_rank = 0;  // adapters on all linear layers of dense causal models (peft); 0: none
   bool keeps_output = false;   // the caller holds the model's output (the logits) until backward has ended
 };
 

@@ -266,6 +266,11 @@ TEST_CASE("What has no eager graph is refused by name") {
   zp::EagerOptions options = small_options();
   CHECK_THROWS_AS(zp::eager_step(zp::find_model("dbrx"), options), zp::InputError);
   CHECK_THROWS_WITH(zp::eager_step(zp::find_model("dbrx"), options), zeroplan::tests::HasText("dbrx"));
+  options.lora_rank = 8;
+  CHECK_THROWS_WITH(zp::eager_step(zp::find_model("mixtral-8x7b"), options), zeroplan::tests::HasText("LoRA"));
+  options.lora_rank = -1;
+  CHECK_THROWS_AS(zp::eager_step(small_model("llama"), options), zp::InputError);
+  options.lora_rank = 0;
   options.type = zp::DType::u8;
   CHECK_THROWS_AS(zp::eager_step(small_model("llama"), options), zp::InputError);
   options.type = zp::DType::bf16;
