@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -103,37 +104,93 @@ DeepSpeedConfig config_of(const Row& row) {
   return config;
 }
 
-using Fits = std::array<EngineFit, kTable.size()>;
+/// What a tutorial may have meant by "memory per GPU".
+enum class Measure { allocated, used };
+/// Whether a row may need more than its card has.
+enum class Cards { any, all_fit };
 
-double squares(const Candidate& c, const Fits& fits) {
+struct Fit {
+  double allocated = 0, used = 0;  // GB; torch.cuda.max_memory_allocated(), nvidia-smi
+  GpuVerdict verdict = GpuVerdict::fits;
+  double gigabytes(Measure measure) const { return measure == Measure::used ? used : allocated; }
+};
+using Fits = std::array<Fit, kTable.size()>;
+bool fits_card(const Fit& fit) { return fit.verdict != GpuVerdict::does_not_fit; }
+
+double squares(const Candidate& c, const Fits& fits, Measure measure) {
   double sum = 0;
   for (std::size_t i = 0; i < kTable.size(); ++i) {
     sum += square_of_log(c.samples[i] / kTable[i].samples);
-    sum += square_of_log(fits[i].device().base() / 1e9 / kTable[i].gigabytes);
+    sum += square_of_log(fits[i].gigabytes(measure) / kTable[i].gigabytes);
   }
   return sum;
 }
 
-Fits memory_of(const Candidate& c, const MachineSpec& machine) {
+/// Nothing for a family without an eager graph.
+std::optional<Fits> memory_of(const Candidate& c, const MachineSpec& machine) {
   EngineFitter fitter(*c.model, machine, 0);
   EngineWorkload workload;
   workload.tokens = c.tokens;
   workload.ranks = kRanks;
   workload.checkpointing = c.checkpointing;
   Fits fits;
-  for (std::size_t i = 0; i < kTable.size(); ++i) fits[i] = fitter.deepspeed(config_of(kTable[i]), workload);
+  try {
+    for (std::size_t i = 0; i < kTable.size(); ++i) {
+      const EngineFit fit = fitter.deepspeed(config_of(kTable[i]), workload);
+      fits[i] = {fit.allocated.base() / 1e9, fit.device().base() / 1e9, fit.gpu};
+    }
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
   return fits;
 }
 
-void print(const Candidate& c, const Fits& fits) {
+void print(const Candidate& c, const Fits& fits, Measure measure) {
   fmt::print("{}, {} x {} tokens a GPU, {}: distance {:.3f}\n", c.model->name, c.tokens.batch, c.tokens.seq_len,
-             c.checkpointing ? "checkpointed" : "not checkpointed", distance(squares(c, fits)));
+             c.checkpointing ? "checkpointed" : "not checkpointed", distance(squares(c, fits, measure)));
   fmt::print("{:<18} {:>9} {:>9} {:>9} {:>9}  {}\n", "", "samples/s", "predicted", "GB a GPU", "predicted", "card");
   for (std::size_t i = 0; i < kTable.size(); ++i) {
     fmt::print("{:<18} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f}  {}\n", kTable[i].name, kTable[i].samples, c.samples[i],
-               kTable[i].gigabytes, fits[i].device().base() / 1e9, to_string(fits[i].gpu));
+               kTable[i].gigabytes, fits[i].gigabytes(measure), to_string(fits[i].verdict));
   }
 }
+
+/// Searches with one memory of replays.
+class Search {
+ public:
+  Search(const std::vector<Candidate>& all, const MachineSpec& machine)
+      : all_(all), machine_(machine), known_(all.size()) {}
+
+  void nearest(Measure measure, Cards cards) {
+    std::optional<std::size_t> best;
+    double least = 0;
+    std::size_t compared = 0;
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      if (best && all_[i].bound >= least) break;
+      const std::optional<Fits>& fits = replayed(i);
+      if (!fits) continue;
+      ++compared;
+      if (cards == Cards::all_fit && !std::ranges::all_of(*fits, fits_card)) continue;
+      const double sum = squares(all_[i], *fits, measure);
+      if (!best || sum < least) best = i, least = sum;
+    }
+    if (!best) return;
+    fmt::print("\nMemory as {}{}; {} of {} candidates replayed\n",
+               measure == Measure::used ? "nvidia-smi shows it" : "PyTorch allocates it",
+               cards == Cards::all_fit ? ", every row fits its card" : "", compared, all_.size());
+    print(all_[*best], **known_[*best], measure);
+  }
+
+ private:
+  const std::optional<Fits>& replayed(std::size_t i) {
+    if (!known_[i]) known_[i] = memory_of(all_[i], machine_);
+    return *known_[i];
+  }
+
+  const std::vector<Candidate>& all_;
+  const MachineSpec& machine_;
+  std::vector<std::optional<std::optional<Fits>>> known_;
+};
 
 }  // namespace
 
@@ -142,21 +199,9 @@ int main() {
   std::vector<ModelSpec> models;
   for (const std::string& name : model_names()) models.push_back(find_model(name));
   const std::vector<Candidate> all = candidates(models, machine);
-  const Candidate* nearest = nullptr;
-  Fits of_nearest;
-  std::size_t replayed = 0, unknown = 0;
-  for (const Candidate& c : all) {
-    if (nearest != nullptr && c.bound >= squares(*nearest, of_nearest)) break;
-    try {
-      const Fits fits = memory_of(c, machine);
-      ++replayed;
-      if (nearest == nullptr || squares(c, fits) < squares(*nearest, of_nearest)) nearest = &c, of_nearest = fits;
-    } catch (const InputError&) {
-      ++unknown;  // no eager graph of its family
-    }
+  Search search(all, machine);
+  for (const Cards cards : {Cards::any, Cards::all_fit}) {
+    for (const Measure measure : {Measure::used, Measure::allocated}) search.nearest(measure, cards);
   }
-  if (nearest == nullptr) return 1;
-  fmt::print("{} candidates, {} replayed, {} without an eager graph\n", all.size(), replayed, unknown);
-  print(*nearest, of_nearest);
   return 0;
 }
