@@ -17,7 +17,8 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kLargest = std::int64_t{1} << 26;  // of a sequence or a batch
+constexpr std::int64_t kLongest = std::int64_t{1} << 26;       // tokens, as `plan` takes them
+constexpr std::int64_t kLargestBatch = std::int64_t{1} << 20;  // sequences
 
 /// What the prediction needs and the file does not say.
 struct RunFlags {
@@ -46,9 +47,9 @@ struct RunFlags {
 
   CheckWorkload workload() const {
     CheckWorkload w;
-    if (!seq_len.empty()) w.seq_len = parse_integer(seq_len, "--seq-len", 1, kLargest);
-    if (!micro_batch.empty()) w.micro_batch = parse_integer(micro_batch, "--micro-batch", 1, kLargest);
-    if (!global_batch.empty()) w.global_batch = parse_integer(global_batch, "--global-batch", 1, kLargest);
+    if (!seq_len.empty()) w.seq_len = parse_integer(seq_len, "--seq-len", 1, kLongest);
+    if (!micro_batch.empty()) w.micro_batch = parse_integer(micro_batch, "--micro-batch", 1, kLargestBatch);
+    if (!global_batch.empty()) w.global_batch = parse_integer(global_batch, "--global-batch", 1, kLargestBatch);
     if (!recompute.empty()) w.checkpointing = checkpointing();
     if (!trainable.empty()) w.lora_rank = parse_trainable(trainable, "--trainable");
     if (!margin.empty()) w.margin = parse_margin(margin, "--margin");

@@ -11,11 +11,14 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kDefaultSequence = 4096;               // as `plan` has it
-constexpr std::int64_t kMostPerStep = std::int64_t{1} << 30;  // beyond it a batch is a slip of the hand
+constexpr std::int64_t kDefaultSequence = 4096;  // as `plan` has it
+// Beyond them a number is a slip of the hand, and products leave 64 bits.
+constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;  // of a micro-step, and micro-steps
+constexpr std::int64_t kMostPerStep = std::int64_t{1} << 30;
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;  // of a micro-step
 
-std::optional<std::int64_t> sane(std::optional<std::int64_t> count) {
-  return count && *count >= 1 && *count <= kMostPerStep ? count : std::nullopt;
+std::optional<std::int64_t> sane(std::optional<std::int64_t> count, std::int64_t most) {
+  return count && *count >= 1 && *count <= most ? count : std::nullopt;
 }
 
 std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -113,14 +116,14 @@ ModelSpec with_adapters(const ModelSpec& model, std::int64_t rank) {
 class Batches {
  public:
   Batches(const DeepSpeedConfig& config, const CheckWorkload& flags, int ranks, std::vector<Assumption>& assumptions)
-      : micro_(sane(config.micro_batch)),
-        accumulation_(sane(config.accumulation)),
-        train_(sane(config.train_batch)),
+      : micro_(sane(config.micro_batch, kMostSequences)),
+        accumulation_(sane(config.accumulation, kMostSequences)),
+        train_(sane(config.train_batch, kMostPerStep)),
         demanded_(flags.global_batch.has_value()),
         ranks_(ranks),
         assumptions_(assumptions) {
     take("--micro-batch", flags.micro_batch, "train_micro_batch_size_per_gpu", micro_);
-    if (micro_ && accumulation_ && !train_) train_ = sane(*micro_ * *accumulation_ * ranks_);
+    if (micro_ && accumulation_ && !train_) train_ = *micro_ * *accumulation_ * ranks_;
     take("--global-batch", flags.global_batch, "train_batch_size", train_);
   }
 
@@ -277,7 +280,11 @@ CheckPrediction predict_check(const CheckInput& input, const CheckAnswer& answer
   const ConfigText file = ConfigText::parse(text, input.file.name());
   const DeepSpeedConfig config = read_deepspeed_config(file, input.model->hidden);
   p.run.workload = workload_of(config, input, flags, p.assumptions);
-  const std::string unmodelled = unmodelled_sections(file);
+  const TokenShape tokens = p.run.workload.tokens;
+  const std::string unmodelled =
+      tokens.batch > kMostTokens / tokens.seq_len
+          ? fmt::format("a micro-step of {} x {} tokens is beyond what is modelled", tokens.batch, tokens.seq_len)
+          : unmodelled_sections(file);
   if (!unmodelled.empty()) {
     p.run.missing = {{"memory", unmodelled}, {"time", unmodelled}};
     return p;
