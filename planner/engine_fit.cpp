@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "models/error.h"
 #include "sim/cost_model.h"
 
 namespace zeroplan {
@@ -56,7 +57,22 @@ struct EngineFitter::State {
     options.checkpointing = w.checkpointing;
     options.type = w.type;
     options.lora_rank = w.lora_rank;
-    return steps.emplace(key, eager_step(model, options)).first->second;
+    return steps.emplace(key, in_its_attention(options)).first->second;
+  }
+
+  /// transformers refuses SDPA for some families (BLOOM, MPT, GPT-J, gpt-oss) and runs eager attention.
+  EagerStep in_its_attention(EagerOptions options) const {
+    try {
+      return eager_step(model, options);
+    } catch (const InputError&) {
+      options.attention = EagerAttention::eager;
+    }
+    try {
+      return eager_step(model, options);
+    } catch (const InputError&) {
+      options.attention = EagerAttention::sdpa;
+    }
+    return eager_step(model, options);  // what it says of the usual attention
   }
 
   EngineEnvironment environment(const EngineWorkload& w, int shard_ranks) {
