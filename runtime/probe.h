@@ -19,8 +19,8 @@ struct ProbeResult {
 };
 
 /// Measures the host part: kernels in one thread, what several threads gain, memory, collectives, disk. Takes about 20
-/// seconds and 300 MB of memory, 192 MiB of disk space for a moment. The machine has one device; set_host_ranks() makes
-/// more of it. Throws DeviceError.
+/// seconds and up to 700 MB of memory, 64 MiB of disk space for a moment. The machine has one device; set_host_ranks()
+/// makes more of it. Throws DeviceError.
 ProbeResult probe_host(const ProbeOptions& options);
 
 /// Cores that this process may use, model name, memory that it may use (a container's limit counts).

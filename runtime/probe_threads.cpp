@@ -8,9 +8,11 @@
 #include <chrono>
 #include <numeric>
 #include <span>
+#include <stdexcept>
 #include <stop_token>
 #include <thread>
 
+#include "runtime/adam.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/probe_fit.h"
 #include "runtime/probe_kernels.h"
@@ -145,22 +147,44 @@ double busy_seconds(int threads, std::size_t runs, Run run) {
   return median_of(std::move(all));
 }
 
-constexpr std::size_t kRuns = 96;
+constexpr std::size_t kPieceRuns = 128;    // of 0.1 to 0.7 ms
+constexpr std::size_t kProductRuns = 600;  // of 0.1 to 0.3 ms: long enough for the clock to settle
 
 }  // namespace
 
-// Each thread goes through an array larger than caches, a piece at a time.
+namespace {
+
+/// The optimizer's arrays of one thread: four streams that are read, three that are written.
+struct States {
+  explicit States(std::size_t count) : gradient(count, 0.01f), master(count, 0.5f), first(count), second(count) {}
+  void update(std::size_t begin, std::size_t count) {
+    AdamRange range;
+    range.count = static_cast<std::int64_t>(count);
+    range.gradient = gradient.data() + begin;
+    range.gradient_type = DType::fp32;
+    range.master = master.data() + begin;
+    range.first_moment = first.data() + begin;
+    range.second_moment = second.data() + begin;
+    ThreadPool alone(1);
+    adam_step(adam_scalars({}, 1, 1.0), range, alone);
+  }
+  std::vector<float> gradient, master, first, second;
+};
+constexpr double kUpdateBytes = 7.0 * sizeof(float);  // an element, read and written
+
+}  // namespace
+
+// Each thread updates arrays that are larger than caches, a piece at a time.
 std::vector<HostMemoryRate> memory_rates(int cores) {
-  constexpr std::size_t kPiece = std::size_t{4} << 20 >> 2, kPieces = 16;  // fp32 elements
-  std::vector<std::vector<float>> arrays(static_cast<std::size_t>(cores), std::vector<float>(kPieces * kPiece, 1.0f));
+  constexpr std::size_t kPiece = 1 << 16, kMostPieces = 128, kFewestPieces = 16, kPiecesOfAll = 512;
+  const std::size_t pieces = std::clamp(kPiecesOfAll / static_cast<std::size_t>(cores), kFewestPieces, kMostPieces);
+  std::vector<States> states(static_cast<std::size_t>(cores), States(pieces * kPiece));
   std::vector<HostMemoryRate> rates;
   for (const int threads : probed_threads(cores)) {
-    const double seconds = busy_seconds(threads, kRuns, [&](int thread, std::size_t i) {
-      const auto piece = std::span(arrays[static_cast<std::size_t>(thread)]).subspan(i % kPieces * kPiece, kPiece);
-      for (float& x : piece) x = x * 0.5f + 1.0f;
+    const double seconds = busy_seconds(threads, kPieceRuns, [&](int thread, std::size_t i) {
+      states[static_cast<std::size_t>(thread)].update(i % pieces * kPiece, kPiece);
     });
-    const double bytes = 2.0 * static_cast<double>(threads) * static_cast<double>(kPiece * sizeof(float));
-    rates.push_back({threads, BytesPerSecond(bytes / seconds)});
+    rates.push_back({threads, BytesPerSecond(threads * kUpdateBytes * static_cast<double>(kPiece) / seconds)});
   }
   return rates;
 }
@@ -175,7 +199,7 @@ std::vector<HostSpeedup> speedups(int cores) {
   std::vector<HostSpeedup> result;
   double alone = 0;
   for (const int threads : probed_threads(cores)) {
-    const double seconds = busy_seconds(threads, kRuns, [&](int thread, std::size_t) {
+    const double seconds = busy_seconds(threads, kProductRuns, [&](int thread, std::size_t) {
       ThreadPool pool(1);
       linear_forward<float>(x, parts, kWidth, y[static_cast<std::size_t>(thread)], pool);
     });
@@ -187,14 +211,19 @@ std::vector<HostSpeedup> speedups(int cores) {
 
 namespace {
 
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce };
 struct CollectiveCase {
+  Collective collective;
   const char* name;
   DType type;
 };
-constexpr CollectiveCase kCases[] = {{"all-gather", DType::u8},       {"reduce-scatter", DType::bf16},
-                                     {"reduce-scatter", DType::fp16}, {"reduce-scatter", DType::fp32},
-                                     {"all-reduce", DType::bf16},     {"all-reduce", DType::fp16},
-                                     {"all-reduce", DType::fp32}};
+constexpr CollectiveCase kCases[] = {{Collective::all_gather, "all-gather", DType::u8},
+                                     {Collective::reduce_scatter, "reduce-scatter", DType::bf16},
+                                     {Collective::reduce_scatter, "reduce-scatter", DType::fp16},
+                                     {Collective::reduce_scatter, "reduce-scatter", DType::fp32},
+                                     {Collective::all_reduce, "all-reduce", DType::bf16},
+                                     {Collective::all_reduce, "all-reduce", DType::fp16},
+                                     {Collective::all_reduce, "all-reduce", DType::fp32}};
 constexpr std::int64_t kMessages[] = {256, 1 << 14, 1 << 17, 1 << 20, 1 << 23};  // bytes, divisible among 8 ranks
 constexpr std::int64_t kLargestMessage = 1 << 23;
 constexpr int kCalls = 24;
@@ -204,34 +233,43 @@ int calls_of(std::int64_t bytes, int ranks) {
   return static_cast<int>(std::clamp<std::int64_t>(kManyBytes / (bytes * ranks), 4, kCalls));
 }
 
-/// One rank's tensors.
-struct Tensors {
-  std::vector<float> full = std::vector<float>(kLargestMessage / 4), shard = std::vector<float>(kLargestMessage / 8);
+/// One rank's tensors: each call takes others than the one before, as in a step.
+class Tensors {
+ public:
+  void advance(std::int64_t bytes) {
+    constexpr std::int64_t kTensors = 8;  // a large model's do not stay in caches, a small one's do
+    const std::int64_t each = bytes / 4, used = std::min(kElements, kTensors * each);
+    first_ = first_ + 2 * each > used ? 0 : first_ + each;
+  }
+  TensorView full(std::int64_t bytes, DType type) { return {full_.data() + first_, bytes / size_of(type), type}; }
+  TensorView shard(std::int64_t bytes, DType type, int ranks) {
+    return {shard_.data() + first_, bytes / size_of(type) / ranks, type};
+  }
+
+ private:
+  static constexpr std::int64_t kElements = 4 * kLargestMessage / 4;
+  std::vector<float> full_ = std::vector<float>(kElements), shard_ = std::vector<float>(kElements);
+  std::int64_t first_ = 0;
 };
 
-Clock::time_point call(Communicator& communicator, const CollectiveCase& c, std::int64_t bytes, Tensors& tensors) {
-  const std::int64_t count = bytes / size_of(c.type);
-  const TensorView full{tensors.full.data(), count, c.type};
-  const TensorView shard{tensors.shard.data(), count / communicator.size(), c.type};
-  switch (c.name[0] == 'r' ? 1 : c.name[4] == 'g' ? 0 : 2) {
-    case 0:
-      return communicator.all_gather(shard, full);
-    case 1:
-      return communicator.reduce_scatter(full, shard);
-    default:
-      return communicator.all_reduce(full);
-  }
+void write(TensorView tensor) {
+  std::fill_n(static_cast<std::byte*>(tensor.data), tensor.count * size_of(tensor.dtype), std::byte{});
 }
 
-/// As a step does it before a collective: a rank's own tensor is in its core's cache.
-void write_inputs(Tensors& tensors, std::int64_t bytes, int ranks) {
-  const auto count = static_cast<std::ptrdiff_t>(bytes / 4);
-  std::fill(tensors.full.begin(), tensors.full.begin() + count, 1.0f);
-  std::fill(tensors.shard.begin(), tensors.shard.begin() + count / ranks, 1.0f);
+Clock::time_point call(Communicator& communicator, const CollectiveCase& c, TensorView full, TensorView shard) {
+  switch (c.collective) {
+    case Collective::all_gather:
+      return communicator.all_gather(shard, full);
+    case Collective::reduce_scatter:
+      return communicator.reduce_scatter(full, shard);
+    case Collective::all_reduce:
+      return communicator.all_reduce(full);
+  }
+  throw std::logic_error("probe: unknown collective");
 }
 
 /// What one rank does for all cases; rank 0 fills `times`. One rank, each in turn, comes late: the others sleep then,
-/// as they do in a step.
+/// as they do in a step. What a rank gives it has written just before.
 void run_rank(World& world, std::vector<std::vector<double>>& times) {
   constexpr double kLate = 60e-6;
   std::vector<int> members(static_cast<std::size_t>(world.size()));
@@ -243,9 +281,11 @@ void run_rank(World& world, std::vector<std::vector<double>>& times) {
     for (const std::int64_t bytes : kMessages) {
       std::vector<double> calls;
       for (int i = 0; i <= calls_of(bytes, world.size()); ++i) {
-        write_inputs(tensors, bytes, world.size());
+        tensors.advance(bytes);
+        const TensorView full = tensors.full(bytes, c.type), shard = tensors.shard(bytes, c.type, world.size());
+        write(c.collective == Collective::all_gather ? shard : full);
         if (i % world.size() == world.rank()) spin(kLate);
-        const Clock::time_point came = call(*communicator, c, bytes, tensors);
+        const Clock::time_point came = call(*communicator, c, full, shard);
         if (i > 0) calls.push_back(seconds_between(came, Clock::now()));
       }
       if (world.rank() == 0) times[at] = std::move(calls);

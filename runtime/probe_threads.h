@@ -16,7 +16,7 @@ std::vector<int> probed_threads(int cores);
 Seconds pool_wake();
 /// Until a sleeping thread sees that another has finished an op, as runtime/stream_threads.cpp tells it.
 Seconds stream_wake(int cores);
-/// Read-modify-write of an array of 64 MiB a thread.
+/// What the optimizer's update, which only streams, reads and writes: four arrays read, three of them written.
 std::vector<HostMemoryRate> memory_rates(int cores);
 /// Of products of matrices, one in each thread.
 std::vector<HostSpeedup> speedups(int cores);

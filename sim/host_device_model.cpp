@@ -20,11 +20,17 @@ struct KernelWork {
   Seconds alone;
   std::int64_t ranges = 1;
   Bytes distant;
+  std::int64_t column_ranges = 0;  // of the part that sums over rows (kColumnPart); 0: there is none
 };
+
+/// Of a norm's backward, the gradient of its weight: as many passes over the same elements as the other part.
+constexpr double kColumnPart = 0.5;
+/// Columns of a range of such a sum (runtime/kernels/loops.h, column_sums).
+constexpr std::int64_t kColumnsPerRange = 64;
 
 /// Elements of one range of a loop over rows or elements (runtime/kernels: for_rows, for_elements).
 constexpr std::int64_t kElementsPerRange = 1 << 14;
-/// Columns of a range of a column sum, queries of one of attention (runtime/kernels).
+/// Queries of a range of attention (runtime/kernels/attention.cpp).
 constexpr std::int64_t kQueriesPerRange = 128;
 /// A weight from the cores' shared cache costs about half of one from DRAM. From one machine: forward products of a 3 M
 /// parameter Llama whose weights fit its shared cache took 2.9 ms, 2.4 with weights nearby and 3.3 from DRAM
@@ -94,14 +100,30 @@ struct HostDeviceModel::Parts {
     return rate;
   }
 
-  /// What a rank's pool takes. Threads that sleep begin late; until then the others work alone.
-  Seconds in_pool(const KernelWork& work) const {
-    const auto useful = static_cast<int>(std::min<std::int64_t>(threads, work.ranges));
-    if (useful <= 1 || work.alone <= host.pool_wake) return work.alone;
-    const double even = static_cast<double>(work.ranges) / useful;
+  /// How much slower a thread is than alone while every rank of the node has so many at work.
+  double crowded(int threads_of_rank) const {
+    const int active = std::min(machine.physical_cores, ranks * threads_of_rank);
+    return active / speedup(active);
+  }
+
+  /// What a rank's pool takes for a loop of so many ranges. Threads that sleep begin late; until then the others work
+  /// alone.
+  Seconds in_pool(Seconds alone, std::int64_t ranges) const {
+    const auto useful = static_cast<int>(std::min<std::int64_t>(threads, ranges));
+    const Seconds by_one = crowded(1) * alone;
+    if (useful <= 1 || alone <= host.pool_wake) return by_one;
+    const double even = static_cast<double>(ranges) / useful;
     const double uneven = std::ceil(even) / even;
-    const Seconds shared = (work.alone + (useful - 1.0) * host.pool_wake) / speedup(useful) * uneven;
-    return std::min(work.alone, std::max(shared, work.distant / memory_rate(useful)));
+    return std::min(by_one, (alone + (useful - 1.0) * host.pool_wake) / useful * (crowded(useful) * uneven));
+  }
+
+  Seconds in_pool(const KernelWork& work) const {
+    const Seconds columns = kColumnPart * work.alone;
+    const Seconds threaded = work.column_ranges == 0
+                                 ? in_pool(work.alone, work.ranges)
+                                 : in_pool(work.alone - columns, work.ranges) + in_pool(columns, work.column_ranges);
+    const int active = std::min(machine.physical_cores, ranks * threads);
+    return std::max(threaded, static_cast<double>(ranks) * (work.distant / memory_rate(active)));
   }
 
   /// The demand of work on threads of one rank, while all ranks of the node do the same.
@@ -208,6 +230,12 @@ struct HostDeviceModel::Parts {
     return {host_time(kernel(a.backward ? "attention backward" : "attention forward", a.type), counts), tasks, {}};
   }
 
+  /// An embedding's backward goes by columns.
+  static KernelWork in_columns(KernelWork work, Pass pass, const GraphOp& op) {
+    if (backward(pass)) work.ranges = divide_up(op.out_features, kColumnsPerRange);
+    return work;
+  }
+
   /// Backward reads what forward kept: not near any more. It is one operand of several: not counted as from DRAM.
   Bytes with_kept(Bytes moved, Pass pass) const {
     if (!backward(pass)) return moved;
@@ -218,12 +246,14 @@ struct HostDeviceModel::Parts {
     const auto width = [&](int value) { return kind.values[static_cast<std::size_t>(value)].per_token; };
     switch (op.kernel) {
       case Kernel::embedding:
-        return rows(with_pass("embedding", pass), w.count, op.out_features, w.traffic);
+        return in_columns(rows(with_pass("embedding", pass), w.count, op.out_features, w.traffic), pass, op);
       case Kernel::norm: {
         const bool rms = op.outputs.size() > 1 && width(op.outputs[1]) == 1;
         const std::int64_t parts = width(op.outputs[0]) / op.out_features;  // heads of a norm of q and k
-        return rows(with_pass(rms ? "norm rms" : "norm layer", pass), w.count * parts, op.out_features,
-                    with_kept(w.traffic, pass));
+        KernelWork work = rows(with_pass(rms ? "norm rms" : "norm layer", pass), w.count * parts, op.out_features,
+                               with_kept(w.traffic, pass));
+        if (backward(pass)) work.column_ranges = divide_up(op.out_features, kColumnsPerRange);
+        return work;
       }
       case Kernel::rotary:
         return rows(with_pass("rotary", pass), w.count, width(op.outputs[0]), w.traffic);

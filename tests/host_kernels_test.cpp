@@ -3,6 +3,8 @@
 #include "models/host_kernels.h"
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
@@ -32,6 +34,16 @@ TEST_CASE("A probed host is read back as it was written") {
     REQUIRE(back == machine);
     REQUIRE(write_machine(back) == text);
   }
+}
+
+TEST_CASE("The example of a probed host is read, and written as it is") {
+  const std::string path = std::string(ZEROPLAN_SOURCE_DIR) + "/examples/host/machine.json";
+  std::ifstream file(path);
+  REQUIRE(file);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const MachineSpec machine = read_machine(text, path);
+  REQUIRE(machine.host_kernels);
+  CHECK(write_machine(machine) == text);
 }
 
 std::string refusal(const std::string& pointer, const Json& value, bool erase = false) {

@@ -3,6 +3,8 @@
 #include "models/measured.h"
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -80,6 +82,17 @@ TEST_CASE("What is written as measured.json is read back equal, and writes the s
     REQUIRE(back == m);
     REQUIRE(write_measured(back) == text);
   }
+}
+
+TEST_CASE("The example is read, and written as it is") {
+  const std::string path = std::string(ZEROPLAN_SOURCE_DIR) + "/examples/host/measured.json";
+  std::ifstream file(path);
+  REQUIRE(file);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const Measured m = read_measured(text, path);
+  CHECK(write_measured(m) == text);
+  CHECK(m.losses.size() == static_cast<std::size_t>(m.steps));
+  CHECK(m.ops.size() > 100);
 }
 
 TEST_CASE("Losses that are no number are kept") {
