@@ -42,20 +42,24 @@ std::vector<std::string> parts_of(const std::string& path) {
 
 }  // namespace
 
+struct ConfigDraft::Tree {
+  Json json;
+};
+
 ConfigDraft::ConfigDraft(const ConfigText& file)
-    : file_(std::make_shared<const ConfigText>(file)), json_(std::make_unique<Json>(json_of(file, file.root()))) {}
+    : file_(std::make_shared<const ConfigText>(file)), tree_(new Tree{json_of(file, file.root())}) {}
 ConfigDraft::~ConfigDraft() = default;
 ConfigDraft::ConfigDraft(const ConfigDraft& other)
-    : file_(other.file_), json_(std::make_unique<Json>(*other.json_)), changes_(other.changes_) {}
+    : file_(other.file_), tree_(std::make_unique<Tree>(*other.tree_)), changes_(other.changes_) {}
 ConfigDraft& ConfigDraft::operator=(const ConfigDraft& other) {
   file_ = other.file_;
-  *json_ = *other.json_;
+  *tree_ = *other.tree_;
   changes_ = other.changes_;
   return *this;
 }
 
-bool ConfigDraft::set(const std::string& path, const Json& value) {
-  Json* at = json_.get();
+bool ConfigDraft::set(const std::string& path, const std::string& value) {
+  Json* at = &tree_->json;
   const std::vector<std::string> parts = parts_of(path);
   for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
     if (!at->is_object()) return false;
@@ -63,19 +67,19 @@ bool ConfigDraft::set(const std::string& path, const Json& value) {
     if (at->is_null()) *at = Json::object();
   }
   if (!at->is_object()) return false;
-  (*at)[parts.back()] = value;
+  (*at)[parts.back()] = Json::parse(value);
   const auto same = std::ranges::find(changes_, path, &KeyChange::key);
   if (same != changes_.end()) {
-    same->to = value.dump();
+    same->to = value;
     return true;
   }
   const ConfigMember* member = file_->find(path);
-  changes_.push_back({path, member == nullptr ? "" : file_->excerpt(member->value), value.dump(), false});
+  changes_.push_back({path, member == nullptr ? "" : file_->excerpt(member->value), value, false});
   return true;
 }
 
 bool ConfigDraft::has(const std::string& path) const {
-  const Json* at = json_.get();
+  const Json* at = &tree_->json;
   for (const std::string& part : parts_of(path)) {
     if (!at->is_object() || !at->contains(part)) return false;
     at = &(*at)[part];
@@ -84,7 +88,7 @@ bool ConfigDraft::has(const std::string& path) const {
 }
 
 ConfigText ConfigDraft::text() const {
-  return ConfigText::parse(json_->dump(2, ' ', false, Json::error_handler_t::replace), file_->name());
+  return ConfigText::parse(tree_->json.dump(2, ' ', false, Json::error_handler_t::replace), file_->name());
 }
 
 }  // namespace zeroplan

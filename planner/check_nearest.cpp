@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "planner/check_parts.h"
@@ -18,48 +17,6 @@ constexpr int kMostPredictions = 150;            // of memory: each takes millis
 constexpr std::size_t kMostTimed = 4000;         // sets whose step time is looked at: microseconds each
 constexpr std::size_t kLargestFile = 256 << 10;  // bytes; a person's configuration has a few thousand
 constexpr double kWorthwhile = 0.95;             // of the step time: 5 % faster
-/// Sizes that are tried in place of larger ones (elements): a tenth of DeepSpeed's defaults, whose messages still reach
-/// the network's rate (lint rule bucket-small).
-constexpr std::int64_t kSmallBucket = 50'000'000, kSmallPrefetch = 5'000'000, kSmallLive = 100'000'000,
-                       kSmallPersistence = 10'000;
-
-/// Of the drives' file system; a person knows the real one.
-constexpr const char* kNvmePath = "/local_nvme";
-
-const std::string kZero = "zero_optimization.";
-
-/// What a person would turn, in the order in which it is tried.
-enum class Knob : std::uint8_t {
-  bucket,
-  gathers,
-  overlap,
-  micro_batch,
-  checkpointing,
-  stage,
-  optimizer,
-  parameters,
-  pinned
-};
-struct Setting {
-  Knob knob;
-  std::int64_t value;  // sequences, elements, a stage, an OffloadDevice, or on and off
-};
-
-struct Variant {
-  ConfigDraft draft;
-  EngineWorkload workload;
-  DeepSpeedConfig config;
-  std::vector<KeyChange> script;
-  std::optional<EngineTime> time;
-  RunPrediction run;  // once memory is predicted
-
-  std::vector<KeyChange> changes() const {
-    std::vector<KeyChange> all = draft.changes();
-    all.insert(all.end(), script.begin(), script.end());
-    return all;
-  }
-};
-
 std::set<std::string_view> errors_of(const CheckAnswer& answer) {
   std::set<std::string_view> ids;
   for (const Finding& f : answer.findings) {
@@ -74,6 +31,7 @@ class NearestSearch {
       : subject_(subject),
         predictor_(predictor),
         config_(read_deepspeed_config(subject.file, subject.input.model->hidden)),
+        start_{ConfigDraft(subject.file), subject.run.workload, config_, {}, {}, {}},
         errors_(errors_of(lint(subject.file))) {}
 
   NearestConfig fitting() {
@@ -126,105 +84,8 @@ class NearestSearch {
 
   // --- settings ------------------------------------------------------------------------------------
 
-  /// The name that the file has for a stage-3 key that goes by two.
-  std::string stage3_key(const std::string& name) const {
-    const std::string brief = kZero + name;
-    return subject_.file.find(brief) != nullptr ? brief : kZero + "stage3_" + name;
-  }
-
-  bool set_gathers(Variant& v) const {
-    const DeepSpeedConfig& c = v.config;
-    bool changed = false;
-    const auto lower = [&](const std::string& name, std::int64_t now, std::int64_t most) {
-      if (now <= most) return;
-      changed = v.draft.set(stage3_key(name), most) || changed;
-    };
-    lower("prefetch_bucket_size", c.prefetch_bucket, kSmallPrefetch);
-    lower("max_live_parameters", c.max_live, kSmallLive);
-    lower("max_reuse_distance", c.max_reuse, kSmallLive);
-    lower("param_persistence_threshold", c.param_persistence, kSmallPersistence);
-    return changed;
-  }
-
-  static bool set_micro_batch(Variant& v, std::int64_t batch) {
-    const std::int64_t all = v.workload.tokens.batch * v.workload.accumulation;
-    if (batch == v.workload.tokens.batch || all % batch != 0) return false;
-    v.workload.tokens.batch = batch;
-    v.workload.accumulation = all / batch;
-    return v.draft.set("train_micro_batch_size_per_gpu", batch) &&
-           v.draft.set("gradient_accumulation_steps", all / batch);
-  }
-
-  static bool set_checkpointing(Variant& v, bool on) {
-    if (v.workload.checkpointing == on) return false;
-    v.workload.checkpointing = on;
-    v.script.push_back({"gradient_checkpointing", on ? "false" : "true", on ? "true" : "false", true});
-    return true;
-  }
-
-  static bool set_offload(Variant& v, const std::string& section, OffloadDevice to) {
-    const bool optimizer = section == "offload_optimizer";
-    const bool used = optimizer ? v.config.optimizer_on_host() : v.config.parameters_on_host();
-    const OffloadDevice now =
-        !used ? OffloadDevice::none : (optimizer ? v.config.offload_optimizer : v.config.offload_param).device;
-    if (now == to) return false;
-    if (to != OffloadDevice::none && v.config.stage < (optimizer && to == OffloadDevice::cpu ? 1 : 3)) return false;
-    const std::string path = kZero + section;
-    constexpr std::array<const char*, 3> kNames{"none", "cpu", "nvme"};
-    if (!v.draft.set(path + ".device", kNames[static_cast<std::size_t>(to)])) return false;
-    if (to == OffloadDevice::nvme && !v.draft.has(path + ".nvme_path") &&
-        !v.draft.set(path + ".nvme_path", kNvmePath)) {
-      return false;
-    }
-    return to == OffloadDevice::none || v.draft.has(path + ".pin_memory") || v.draft.set(path + ".pin_memory", true);
-  }
-
-  static bool set_pinned(Variant& v, bool pinned) {
-    bool changed = false;
-    if (v.config.optimizer_on_host() && v.config.offload_optimizer.pin_memory != pinned) {
-      changed = v.draft.set(kZero + "offload_optimizer.pin_memory", pinned);
-    }
-    if (v.config.parameters_on_host() && v.config.offload_param.pin_memory != pinned) {
-      changed = v.draft.set(kZero + "offload_param.pin_memory", pinned) || changed;
-    }
-    return changed;
-  }
-
-  /// False when the setting is what the configuration has, or has no meaning in it.
-  bool apply(Variant& v, const Setting& s) const {
-    switch (s.knob) {
-      case Knob::bucket:
-        return v.config.stage >= 1 && v.config.reduce_bucket > s.value &&
-               v.draft.set(kZero + "reduce_bucket_size", s.value);
-      case Knob::gathers:
-        return v.config.stage == 3 && set_gathers(v);
-      case Knob::overlap:
-        return v.config.stage >= 1 && v.config.overlap_comm && v.draft.set(kZero + "overlap_comm", false);
-      case Knob::micro_batch:
-        return set_micro_batch(v, s.value);
-      case Knob::checkpointing:
-        return set_checkpointing(v, s.value != 0);
-      case Knob::stage:
-        return v.config.stage != s.value && v.draft.set(kZero + "stage", s.value);
-      case Knob::optimizer:
-        return set_offload(v, "offload_optimizer", static_cast<OffloadDevice>(s.value));
-      case Knob::parameters:
-        return set_offload(v, "offload_param", static_cast<OffloadDevice>(s.value));
-      case Knob::pinned:
-        return set_pinned(v, s.value != 0);
-    }
-    return false;
-  }
-
-  /// The stage first: whether the others mean anything depends on it.
-  std::optional<Variant> variant(std::vector<Setting> settings) const {
-    std::stable_partition(settings.begin(), settings.end(), [](const Setting& s) { return s.knob == Knob::stage; });
-    Variant v{ConfigDraft(subject_.file), subject_.run.workload, config_, {}, {}, {}};
-    for (const Setting& s : settings) {
-      if (!apply(v, s)) return std::nullopt;
-      v.config = read_deepspeed_config(v.draft.text(), subject_.input.model->hidden);
-    }
-    return v;
+  std::optional<Variant> variant(const std::vector<Setting>& settings) const {
+    return with_settings(start_, settings, subject_.file, subject_.input.model->hidden);
   }
 
   std::optional<Variant> timed(const std::vector<Setting>& settings) const {
@@ -396,6 +257,7 @@ class NearestSearch {
   const NearestSubject& subject_;
   CheckPredictor& predictor_;
   DeepSpeedConfig config_;
+  Variant start_;
   std::set<std::string_view> errors_;
   int tried_ = 0;
 };

@@ -1,7 +1,7 @@
 #pragma once
 // Shared by the files of check's prediction.
 
-#include <nlohmann/json_fwd.hpp>
+#include <memory>
 
 #include "planner/check_prediction.h"
 
@@ -39,22 +39,61 @@ std::optional<NearestConfig> nearest_config(const NearestSubject& subject, Check
 /// A configuration that is changed key by key.
 class ConfigDraft {
  public:
-  /// Not usable when sections that are changed are no objects.
   explicit ConfigDraft(const ConfigText& file);
   ~ConfigDraft();
   ConfigDraft(const ConfigDraft&);
   ConfigDraft& operator=(const ConfigDraft&);
 
-  /// "zero_optimization.stage"; sections are made when they are not there. False when one is no object.
-  bool set(const std::string& path, const nlohmann::ordered_json& value);
+  /// "zero_optimization.stage", "3": the value is JSON. Sections are made when they are not there. False when one is no
+  /// object.
+  bool set(const std::string& path, const std::string& value);
+  bool set(const std::string& path, std::int64_t value) { return set(path, std::to_string(value)); }
   bool has(const std::string& path) const;
   ConfigText text() const;
   const std::vector<KeyChange>& changes() const { return changes_; }
 
  private:
+  struct Tree;  // the file as JSON
   std::shared_ptr<const ConfigText> file_;
-  std::unique_ptr<nlohmann::ordered_json> json_;
+  std::unique_ptr<Tree> tree_;
   std::vector<KeyChange> changes_;
 };
+
+/// What a person would turn, in the order in which it is tried.
+enum class Knob : std::uint8_t {
+  bucket,
+  gathers,
+  overlap,
+  micro_batch,
+  checkpointing,
+  stage,
+  optimizer,
+  parameters,
+  pinned
+};
+struct Setting {
+  Knob knob;
+  std::int64_t value;  // sequences, elements, a stage, an OffloadDevice, or on and off
+};
+
+/// A configuration with settings applied.
+struct Variant {
+  ConfigDraft draft;
+  EngineWorkload workload;
+  DeepSpeedConfig config;
+  std::vector<KeyChange> script;
+  std::optional<EngineTime> time;
+  RunPrediction run;  // once memory is predicted
+
+  std::vector<KeyChange> changes() const;
+};
+/// `start` (whose draft is of `file`) with the settings, the stage first: whether the others mean anything depends on
+/// it. Nothing when one of them is what the configuration has already, or has no meaning in it.
+std::optional<Variant> with_settings(const Variant& start, std::vector<Setting> settings, const ConfigText& file,
+                                     std::int64_t hidden);
+
+/// A reduce bucket that is tried in place of a larger one (elements): a tenth of DeepSpeed's default, whose messages
+/// still reach the network's rate (lint rule bucket-small).
+inline constexpr std::int64_t kSmallBucket = 50'000'000;
 
 }  // namespace zeroplan

@@ -131,6 +131,9 @@ std::string nearest_text(const CheckPrediction& p, const ReportStyle& style) {
 
 // --- JSON --------------------------------------------------------------------------------------------
 
+/// Names of files and keys may hold what is no UTF-8.
+std::string text_of(const Json& j) { return j.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
 std::int64_t bytes(Bytes value) { return static_cast<std::int64_t>(value.base() + 0.5); }
 
 Json gpu_json(const EngineFit& fit) {
@@ -210,7 +213,7 @@ std::string report_prediction(const CheckPrediction& p, const MachineSpec& machi
   return text;
 }
 
-Json prediction_json(const CheckPrediction& p) {
+std::string prediction_json(const CheckPrediction& p) {
   Json j{{"corrected", p.corrected}};
   j.update(run_json(p.run, p.ranks_per_node));
   j["not_predicted"] = Json::array();
@@ -221,11 +224,11 @@ Json prediction_json(const CheckPrediction& p) {
   for (const Assumption& a : p.assumptions) {
     j["assumptions"].push_back({{"what", a.what}, {"value", a.value}, {"source", a.source}});
   }
-  return j;
+  return text_of(j);
 }
 
-Json nearest_json(const CheckPrediction& p) {
-  if (!p.nearest) return nullptr;
+std::string nearest_json(const CheckPrediction& p) {
+  if (!p.nearest) return "null";
   const NearestConfig& n = *p.nearest;
   Json j{{"aim", to_string(n.aim)}, {"found", n.result.has_value()}, {"tried", n.tried}, {"changes", Json::array()}};
   for (const KeyChange& change : n.changes) {
@@ -236,7 +239,7 @@ Json nearest_json(const CheckPrediction& p) {
                             {"to", Json::parse(change.to)}});
   }
   if (n.result) j["result"] = run_json(*n.result, p.ranks_per_node);
-  return j;
+  return text_of(j);
 }
 
 }  // namespace zeroplan

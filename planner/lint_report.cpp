@@ -134,8 +134,8 @@ std::string check_json(const CheckInput& input, const CheckAnswer& answer, const
   j["unchecked_sections"] = answer.unchecked;
   j["truncated"] = answer.truncated;
   if (prediction != nullptr) {
-    j["prediction"] = prediction_json(*prediction);
-    if (prediction->nearest) j["nearest"] = nearest_json(*prediction);
+    j["prediction"] = Json::parse(prediction_json(*prediction));
+    if (prediction->nearest) j["nearest"] = Json::parse(nearest_json(*prediction));
   }
   return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -237,7 +237,7 @@ TEST_CASE("What no rule covers is named and left out") {
     CHECK(p.run.time.has_value() == c.time.empty());
     if (!c.memory.empty()) CHECK(missing(p, "memory", c.memory));
     if (!c.time.empty()) CHECK(missing(p, "time", c.time));
-    const Json json = prediction_json(p);
+    const Json json = Json::parse(prediction_json(p));
     CHECK(json.contains("gpu") == c.memory.empty());
     CHECK(json.contains("host") == c.memory.empty());
     CHECK(json.contains("time") == c.time.empty());
@@ -296,7 +296,7 @@ TEST_CASE("Nothing that fits: the search says so") {
   REQUIRE(p.nearest);
   CHECK_FALSE(p.nearest->result);
   CHECK(p.nearest->changes.empty());
-  const Json json = nearest_json(p);
+  const Json json = Json::parse(nearest_json(p));
   CHECK_FALSE(json.at("found").get<bool>());
   CHECK_FALSE(json.contains("result"));
 }
