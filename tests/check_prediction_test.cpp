@@ -248,6 +248,27 @@ TEST_CASE("What no rule covers is named and left out") {
   CHECK_FALSE(predicted(cases[0].config, dense, machine, of_tokens(256)).run.does_not_fit());
 }
 
+TEST_CASE("Families: experts have memory and no step time, ChatGLM a step time and no memory") {
+  const MachineSpec machine = machine_of("8xA100-80G");
+  const std::string text = config_text(R"("stage": 3, "offload_optimizer": {"device": "cpu"})", 1, 1);
+  const CheckPrediction experts = predicted(text, find_model("mixtral-8x7b"), machine, of_tokens(256, true));
+  CHECK(experts.run.memory);
+  CHECK(missing(experts, "time", "experts"));
+  const CheckPrediction glm = predicted(text, find_model("glm-4-9b"), machine, of_tokens(256, true));
+  // Until ChatGLM has an eager graph.
+  CHECK(missing(glm, "memory", "chatglm") == !glm.run.memory.has_value());
+  CHECK(glm.run.time);
+  if (!glm.run.memory) CHECK_FALSE(glm.nearest);
+}
+
+TEST_CASE("A batch beyond what is modelled is named") {
+  const CheckPrediction p =
+      predicted(R"({"train_micro_batch_size_per_gpu": 1000000, "gradient_accumulation_steps": 1e18})",
+                find_model("smollm2-135m"), machine_of("8xA100-80G"), of_tokens(8192));
+  CHECK(missing(p, "memory", "beyond"));
+  CHECK(missing(p, "time", "beyond"));
+}
+
 TEST_CASE("Adapters take less memory and time than training all") {
   const ModelSpec model = find_model("llama-2-7b");
   const MachineSpec machine = machine_of("4xA100-80G");
