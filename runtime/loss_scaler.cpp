@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "models/error.h"
 
 namespace zeroplan {
@@ -27,11 +29,11 @@ void update_loss_scale(LossScaleState& state, const LossScaling16& rule, bool ov
     --state.hysteresis_left;
     return;
   }
-  if (state.scale / 2 < rule.minimum) {
+  if (state.scale <= rule.minimum) {
     throw DeviceError(
         fmt::format("training diverged: gradients overflow at the smallest loss scale, {}", rule.minimum));
   }
-  state.scale /= 2;
+  state.scale = std::max(state.scale / 2, rule.minimum);
 }
 
 }  // namespace zeroplan

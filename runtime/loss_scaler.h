@@ -16,8 +16,8 @@ struct LossScaling16 {
 
 LossScaleState initial_loss_scale(const LossScaling16& rule);
 /// After a step: `overflow` when its gradients were not finite. A skipped step uses up hysteresis first, then halves
-/// the scale; a window of good steps doubles it and restores the hysteresis. Throws DeviceError when the scale would
-/// fall below the minimum: training has diverged.
+/// the scale, down to the minimum; a window of good steps doubles it and restores the hysteresis. Throws DeviceError
+/// when the scale is at the minimum already: training has diverged.
 void update_loss_scale(LossScaleState& state, const LossScaling16& rule, bool overflow);
 
 }  // namespace zeroplan

@@ -22,7 +22,7 @@ constexpr double kQuantizedGather = 0.55, kQuantizedReduce = 0.3;
 constexpr double kCopiesFsdp2 = 14, kCopiesFsdp2Kept = 10, kCopiesOthers = 8;
 constexpr double kCopiesForward = 0.35;
 /// Tensor and sequence parallelism: collectives of 2 B x hidden x tokens a layer, forward and backward.
-constexpr double kTensorForward = 4, kTensorBackward = 6, kAsyncExposed = 0.5;
+constexpr double kTensorForward = 4, kTensorBackward = 6;
 
 struct Shares {
   double matmul = 0, attention = 0, rest = 0;

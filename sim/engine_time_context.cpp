@@ -9,7 +9,8 @@
 namespace zeroplan {
 namespace {
 
-/// deepspeed_network_* are of the NICs' sum; the collective model has a fraction of its own for InfiniBand.
+/// deepspeed_network_* are of the NICs' sum on InfiniBand, of which the collective model takes this fraction; on other
+/// networks DeepSpeed gets the same share of what the collective model gives them.
 constexpr double kInfiniBandFraction = 0.87;
 /// Of a sustained matmul's rate that training steps reach (step-time.md section 2: A100 0.87, H200 0.89, H100 0.89).
 constexpr double kOfSustained = 0.88;
@@ -196,7 +197,9 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
         {"CPU Adam", "a fraction of what the host's memory and cores allow",
          "cpu_adam_*: H200 host with 16 cores (data/groundtruth); published hosts reach 1.6 to 11 G parameters/s"});
   if (run.engine == TimedEngine::deepspeed && collectives_ && run.ranks > ranks_per_node_)
-    list.push_back({"network under DeepSpeed", fmt::format("{:.2f} of the NICs' sum", fit[network_of(machine.gpu)]),
+    list.push_back({"network under DeepSpeed",
+                    fmt::format("{:.2f} of the NICs' sum on InfiniBand, other networks in proportion",
+                                fit[network_of(machine.gpu)]),
                     fit.values[static_cast<std::size_t>(network_of(machine.gpu))].source});
   return list;
 }

@@ -60,7 +60,9 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
       break;
     }
     case OffloadedOptimizer::host: {
-      const double node = local * std::min(run.communicates ? c.machine.gpus_per_node : 1, run.ranks);
+      // A tensor-parallel group's GPUs hold different parts.
+      const int gpus = run.ranks * run.tensor_parallel;
+      const double node = local * std::min(run.communicates ? c.machine.gpus_per_node : 1, gpus);
       // Weights go up again, unless they stay on the host.
       const double up = run.offload_parameters ? 0 : local * size_of(run.type);
       update.offload = Seconds(node / host_adam(c)) + Bytes(up) / c.pcie();

@@ -233,6 +233,26 @@ TEST_CASE("CPU Adam: a node's parameters over its rate, gradients down in backwa
   const double rate = 1e9 / host.alone(host.adam(1'000'000'000, AdamTypes{})).base() * fit[TimeFit::cpu_adam_deepspeed];
   CHECK_THAT(predict_engine_time(model, machine, run, fit).offload.base(),
              WithinRel(kParameters / rate + local * 2 / link + 3 * local * 4 / link, 1e-6));
+  run.accumulation = 1;
+  run.host_adam = 5e9;
+  run.tensor_parallel = 2;  // eight GPUs still hold all parameters of the node
+  run.ranks = 4;
+  CHECK_THAT(predict_engine_time(model, machine, run, fit).offload.base(),
+             WithinRel(kParameters / 5e9 + local * 2 / link + local * 4 / link, 1e-6));
+}
+
+TEST_CASE("DeepSpeed's share of a network is of InfiniBand's; other networks keep their ratio to it") {
+  const ModelSpec model = find_model("llama-2-7b");
+  MachineSpec machine = node_of("A100-SXM4-80GB", 8, 2);
+  EngineTimeRun run = alone(TimedEngine::deepspeed, 4, 2048);
+  run.communicates = true;
+  run.ranks = 16;
+  // 0.87 of the NICs' sum on InfiniBand, 0.83 with RoCE (nccl.md section 5): RoCE needs 0.87 / 0.83 times the NICs.
+  const double infiniband = predict_engine_time(model, machine, run).exposed_communication.base();
+  machine.network.kind = "RoCE";
+  CHECK(predict_engine_time(model, machine, run).exposed_communication.base() > 1.01 * infiniband);
+  machine.network.bandwidth = machine.network.bandwidth * (0.87 / 0.83);
+  CHECK_THAT(predict_engine_time(model, machine, run).exposed_communication.base(), WithinRel(infiniband, 1e-9));
 }
 
 TEST_CASE("Hidden collectives slow kernels by the contention, and only the first and last stay exposed") {

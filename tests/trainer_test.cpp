@@ -162,6 +162,14 @@ TEST_CASE("Loss scale: hysteresis, window and minimum") {
   for (int k = 0; k < 3; ++k) update_loss_scale(s, rule, true);
   CHECK(s.scale == 2);
   CHECK_THROWS_AS(update_loss_scale(s, rule, true), DeviceError);
+  // As DynamicLossScaler of DeepSpeed: a minimum between two halvings is reached before training counts as diverged.
+  const LossScaling16 odd_rule{.initial = 8, .window = 3, .hysteresis = 1, .minimum = 3};
+  LossScaleState odd = initial_loss_scale(odd_rule);
+  update_loss_scale(odd, odd_rule, true);
+  CHECK(odd.scale == 4);
+  update_loss_scale(odd, odd_rule, true);
+  CHECK(odd.scale == 3);
+  CHECK_THROWS_AS(update_loss_scale(odd, odd_rule, true), DeviceError);
 }
 
 TEST_CASE("Wrong inputs of a run are named") {
