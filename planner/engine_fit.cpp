@@ -168,8 +168,12 @@ std::string verdict_text(const EngineFit& fit) {
 }  // namespace
 
 std::string describe(const EngineFit& fit) {
+  // A card reserves no more than it has.
+  const Bytes room = fit.capacity - fit.overhead;
+  const bool all = fit.gpu != GpuVerdict::does_not_fit && fit.reserved > room;
+  const std::string reserved = all ? "all " + format_gib(room) : format_gib(fit.reserved);
   const std::string text = fmt::format("{} allocated, {} reserved, {} on the host of a node", format_gib(fit.allocated),
-                                       format_gib(fit.reserved), format_gib(fit.host));
+                                       reserved, format_gib(fit.host));
   const std::string caveat = fit.caveat.empty() ? "" : " (" + fit.caveat + ")";
   return text + "; " + verdict_text(fit) + caveat;
 }

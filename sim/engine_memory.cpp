@@ -23,10 +23,16 @@ class Clocks {
   void work(const TapeOp& op) {
     const bool reduction = op.stream == Stream::reduce && std::holds_alternative<Collective>(tape_.works()[op.id]);
     if (reduction) wait_for_reductions();
+    std::deque<Seconds>& pending = pending_[static_cast<std::size_t>(op.stream)];
+    if (static_cast<int>(pending.size()) >= times_.pace.launches) {
+      host_ = std::max(host_, pending.front());
+      pending.pop_front();
+    }
     host_ +=
         times_.pace.scale * (op.phase == Phase::forward ? times_.pace.kernel_forward : times_.pace.kernel_backward);
     Seconds& end = stream(op.stream);
     end = std::max(end, host_) + times_.seconds[op.id];
+    pending.push_back(end);
     for (const TapeOperand& operand : tape_.operands(op)) {
       if (operand.access != Access::read) written_[static_cast<std::uint32_t>(operand.buffer)] = end;
     }
@@ -79,7 +85,8 @@ class Clocks {
   const WorkTimes& times_;
   Seconds host_;
   std::array<Seconds, kNumStreams> streams_{};
-  std::deque<Seconds> reductions_;  // ends of those under way
+  std::array<std::deque<Seconds>, kNumStreams> pending_;  // ends of the launches that a stream's queue may hold
+  std::deque<Seconds> reductions_;                        // ends of those under way
   std::unordered_map<std::uint32_t, std::vector<Stream>> users_;
   std::unordered_map<std::uint32_t, Seconds> written_;  // by buffer, when its last writer ends
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

@@ -41,6 +41,7 @@ struct HostPace {
   Seconds kernel_forward = 45.0_us;   // Python and dispatch a kernel
   Seconds kernel_backward = 20.0_us;  // autograd's engine has no Python in between
   Seconds hook = 250.0_us;            // one of stage 3's module hooks
+  int launches = 1024;                // pending on a stream; CUDA then blocks the host (its launch queue's depth)
   int reductions = 2;                 // outstanding ones; beyond, the host waits for the oldest (stage3.py)
   double scale = 1;                   // of all host times
 };
