@@ -1,8 +1,9 @@
 #include "planner/engine_prediction.h"
 
 #include <algorithm>
-
-#include <algorithm>
+#include <stdexcept>
+#include <variant>
+#include <vector>
 
 namespace zeroplan {
 namespace {
@@ -57,10 +58,34 @@ OwnerBytes owners_at_peak(const EngineTape& tape) {
   return peak;
 }
 
-EnginePrediction finish(const EngineTape& tape, PeakCounting counting, const std::vector<HostBuffer>& host,
-                        Bytes process, const EngineEnvironment& environment) {
+void count(Traffic& sum, const Work& work) {
+  if (const auto* c = std::get_if<Collective>(&work)) {
+    Bytes& lane = c->kind == CollectiveKind::all_gather       ? sum.all_gather
+                  : c->kind == CollectiveKind::reduce_scatter ? sum.reduce_scatter
+                                                              : sum.all_reduce;
+    lane += c->message();
+  } else if (const auto* copy = std::get_if<Copy>(&work)) {
+    Bytes& lane = copy->from == Memory::nvme  ? sum.nvme_read
+                  : copy->to == Memory::nvme  ? sum.nvme_write
+                  : copy->to == Memory::hbm   ? sum.h2d
+                  : copy->from == Memory::hbm ? sum.d2h
+                                              : throw std::logic_error("traffic: a copy within the host");
+    lane += copy->bytes;
+  }
+}
+
+void add(Traffic& sum, const Traffic& more, double times) {
+  constexpr Bytes Traffic::*kLanes[] = {
+      &Traffic::all_gather, &Traffic::reduce_scatter, &Traffic::all_reduce, &Traffic::h2d,
+      &Traffic::d2h,        &Traffic::nvme_read,      &Traffic::nvme_write};
+  for (const auto lane : kLanes) sum.*lane += times * (more.*lane);
+}
+
+EnginePrediction finish(const EngineTape& tape, int accumulation, PeakCounting counting,
+                        const std::vector<HostBuffer>& host, Bytes process, const EngineEnvironment& environment) {
   EnginePrediction prediction;
   run(tape, counting, environment, prediction);
+  prediction.traffic = steady_traffic(tape, accumulation);
   prediction.host_use = host_use(host);
   prediction.device_used = prediction.reserved + environment.context + environment.libraries +
                            environment.communicators + prediction.host_use.device_page_tables();
@@ -71,6 +96,24 @@ EnginePrediction finish(const EngineTape& tape, PeakCounting counting, const std
 
 }  // namespace
 
+Traffic steady_traffic(const EngineTape& tape, int accumulation) {
+  std::vector<Traffic> micro_steps;  // of the last step
+  for (const TapeOp& op : tape.ops()) {
+    if (op.kind == TapeKind::mark && op.mark == Mark::step_begin) micro_steps.clear();
+    if (op.kind == TapeKind::mark && op.mark == Mark::micro_begin) micro_steps.emplace_back();
+    if (op.kind == TapeKind::work && !micro_steps.empty()) count(micro_steps.back(), tape.works()[op.id]);
+  }
+  const auto recorded = static_cast<int>(micro_steps.size());
+  if (recorded != accumulation && (recorded != kDifferentMicroSteps || accumulation < recorded))
+    throw std::logic_error("steady_traffic: a tape of another number of micro-steps");
+  Traffic sum;
+  for (std::size_t m = 0; m < micro_steps.size(); ++m) {
+    // The second of three stands for all between the first and the last.
+    add(sum, micro_steps[m], m == 1 && recorded < accumulation ? accumulation - 2 : 1);
+  }
+  return sum;
+}
+
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
                                    const EngineEnvironment& environment) {
   EngineTape tape;
@@ -78,7 +121,8 @@ EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, con
   const EngineRun run{steps_until_steady(job), micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_deepspeed_engine(step, job, tape), step, run, tape);
   const Bytes process = job.zero_init ? environment.deepspeed_zero_init_process : environment.deepspeed_process;
-  return finish(tape, PeakCounting::each_phase, deepspeed_host_memory(step, job), process, environment);
+  return finish(tape, job.accumulation, PeakCounting::each_phase, deepspeed_host_memory(step, job), process,
+                environment);
 }
 
 EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
@@ -88,8 +132,8 @@ EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int acc
   const int micro_steps = std::min(accumulation, kDifferentMicroSteps);
   const EngineRun run{kSteadySteps, micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_fsdp2_engine(step, options, tape), step, run, tape);
-  return finish(tape, PeakCounting::since_step, fsdp2_host_memory(step, options), environment.fsdp2_process,
-                environment);
+  return finish(tape, accumulation, PeakCounting::since_step, fsdp2_host_memory(step, options),
+                environment.fsdp2_process, environment);
 }
 
 }  // namespace zeroplan

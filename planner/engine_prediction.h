@@ -7,6 +7,7 @@
 #include "models/deepspeed_engine.h"
 #include "models/eager_step.h"
 #include "models/fsdp2_engine.h"
+#include "planner/prediction.h"
 #include "sim/cost_model.h"
 #include "sim/engine_memory.h"
 #include "sim/memory_timeline.h"
@@ -42,8 +43,13 @@ struct EnginePrediction {
   Bytes device_used;    // by cudaMemGetInfo: reserved, context, libraries, communicators, page tables of pinned memory
   Bytes host;           // resident set of the process
   HostUse host_use;     // the engine's part of it
+  Traffic traffic;      // of the steady step
   OwnerBytes owners{};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
+
+/// What collectives and copies of the tape's last step move, for `accumulation` micro-steps: a tape of three stands for
+/// any greater number. Throws std::logic_error when it has another number.
+Traffic steady_traffic(const EngineTape& tape, int accumulation);
 
 /// Of job.rank: rank 0 by default; deepspeed_worst_rank() names the one that needs most.
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,

@@ -1,0 +1,19 @@
+#pragma once
+// What of a configuration of DeepSpeed or FSDP2 is known without a replay: states that stay on a GPU, FLOPs that run.
+
+#include "models/model_spec.h"
+#include "models/plan.h"
+
+namespace zeroplan {
+
+/// Bytes of one rank's GPU that states hold whatever the micro-batch (deepspeed.md, engine-rules.md; gradients left
+/// out, FSDP2's compute in 16 bits or not: weights in fp32). Never more than the peak that a replay finds
+/// (tests/engine_counts_test.cpp). Plans with all of a kind of state on one tier only.
+Bytes engine_states_on_gpu(const ModelSpec& model, const Plan& plan);
+
+/// FLOPs of one rank's step that matmuls and attention run, as the zeroplan engine's HFU counts them: the fused
+/// attention's backward is 2.5 forwards. Checkpointing runs a layer's forward again but for its last linear, at which
+/// PyTorch stops (step-time.md section 2). All parameters are trained.
+Flops engine_flops(const ModelSpec& model, const Plan& plan);
+
+}  // namespace zeroplan
