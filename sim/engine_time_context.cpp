@@ -32,6 +32,13 @@ EngineTimeRun completed(const EngineTimeRun& given, const MachineSpec& machine) 
   if (run.ranks < 1 || run.shard_ranks < 1 || run.ranks % run.shard_ranks != 0)
     throw InputError(fmt::format("step time: expected ranks in whole shard groups, got {} ranks in groups of {}",
                                  run.ranks, run.shard_ranks));
+  const int per_node = std::max(1, machine.gpus_per_node / run.tensor_parallel);
+  const bool whole_nodes = run.ranks > per_node && run.ranks % per_node == 0;
+  if (run.communicates && whole_nodes && run.shard_ranks % per_node != 0 && per_node % run.shard_ranks != 0)
+    throw InputError(
+        fmt::format("step time: expected shard groups of whole nodes, or whole groups in a node of {} "
+                    "ranks, got groups of {}",
+                    per_node, run.shard_ranks));
   if (run.stage < 0 || run.stage > 3)
     throw InputError(fmt::format("step time: expected a stage 0 to 3, got {}", run.stage));
   if (run.engine != TimedEngine::deepspeed && run.stage == 1)

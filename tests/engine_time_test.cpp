@@ -379,6 +379,12 @@ TEST_CASE("What is not modelled is refused with a reason") {
   run.ranks = 12;
   run.communicates = true;
   refuses(llama, machine, run, "whole nodes");
+  run.ranks = 24;
+  for (const int across : {3, 12}) {  // some groups would lie across two nodes, others not
+    run.shard_ranks = across;
+    refuses(llama, machine, run, "whole groups in a node of 8 ranks");
+  }
+  run.shard_ranks = 0;
   run.ranks = 8;
   run.tokens = {0, 512};
   refuses(llama, machine, run, "micro-step");
