@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <tuple>
 
@@ -23,14 +24,17 @@ std::string_view to_string(GpuVerdict verdict) {
   return "";
 }
 
-namespace {
-
-/// cuBLAS's workspace of a handle, by compute capability (pytorch-allocator.md section 6).
-constexpr std::int64_t kWorkspaceHopper = 32 << 20, kWorkspaceBefore = 8 << 20 | 1 << 17;
-
-bool at_least_hopper(const GpuSpec& gpu) {
-  return !gpu.compute_capability.empty() && std::atof(gpu.compute_capability.c_str()) >= 9.0;
+std::int64_t blas_workspace(const GpuSpec& gpu) {
+  constexpr std::int64_t kHopper = 32 << 20, kBeforeHopper = (8 << 20) + (128 << 10);
+  constexpr std::int64_t kRocm = 32 << 20, kRocmCdna3 = 128 << 20;
+  const std::string& capability = gpu.compute_capability;
+  if (gpu.vendor == "AMD") {
+    return capability.starts_with("gfx94") || capability.starts_with("gfx95") ? kRocmCdna3 : kRocm;
+  }
+  return std::atof(capability.c_str()) >= 9.0 ? kHopper : kBeforeHopper;  // unknown: 0
 }
+
+namespace {
 
 Bytes largest_peak(const RunMemory& memory) {
   if (memory.steps.empty()) return memory.init_peak;
@@ -78,7 +82,7 @@ struct EngineFitter::State {
   EngineEnvironment environment(const EngineWorkload& w, int shard_ranks) {
     const auto& cost = costs.try_emplace({shard_ranks, w.type}, machine, shard_ranks, w.type).first->second;
     EngineEnvironment e;
-    e.cublas_workspace = at_least_hopper(machine.gpu) ? kWorkspaceHopper : kWorkspaceBefore;
+    e.cublas_workspace = blas_workspace(machine.gpu);
     e.cost = &cost;
     if (w.ranks > 1) e.communicators = cost.communicator_memory();
     return e;

@@ -20,6 +20,11 @@ enum class GpuVerdict : std::uint8_t {
 };
 std::string_view to_string(GpuVerdict verdict);
 
+/// Bytes of the workspace that PyTorch allocates for a BLAS handle without CUBLAS_WORKSPACE_CONFIG: 32 MiB from Hopper
+/// on, 8.125 MiB before (pytorch-allocator.md section 6), under ROCm 32 MiB and from MI300 on 128 MiB (PyTorch,
+/// ATen/cuda/CublasHandlePool.cpp, which also gives Blackwell 32 MiB).
+std::int64_t blas_workspace(const GpuSpec& gpu);
+
 /// What is trained, apart from the engine's configuration.
 struct EngineWorkload {
   TokenShape tokens;  // of a micro-step and rank

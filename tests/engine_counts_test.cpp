@@ -85,6 +85,16 @@ TEST_CASE("States that stay on a GPU are never more than the peak of a replay") 
   CHECK(compared >= 60);
 }
 
+TEST_CASE("BLAS workspaces by GPU") {
+  const auto mebibytes = [](const char* gpu) { return static_cast<double>(blas_workspace(find_gpu(gpu))) / 1048576; };
+  CHECK(mebibytes("A100-SXM4-80GB") == 8.125);
+  CHECK(mebibytes("RTX-4090") == 8.125);
+  CHECK(mebibytes("H100-SXM5-80GB") == 32);
+  CHECK(mebibytes("RTX-5090") == 32);
+  CHECK(mebibytes("MI210") == 32);
+  CHECK(mebibytes("MI300X") == 128);
+}
+
 TEST_CASE("FLOPs of a step under an engine, by hand") {
   // Llama-2 7B: 32 layers, hidden 4096, ffn 11008, vocabulary 32000.
   const Request request = request_for("llama-2-7b", Engine::deepspeed, DType::bf16);
