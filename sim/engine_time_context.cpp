@@ -155,7 +155,9 @@ Seconds EngineTimeContext::gather_inside(double parameters) const {
 
 Seconds EngineTimeContext::reduce(double parameters) const {
   const double bytes = parameters * size_of(run.reduction);
-  if (run.stage == 0) return collective(CollectiveKind::all_reduce, bytes, group(run.ranks));
+  // DeepSpeed's stages 1 and 2 all-reduce their buckets, of which a rank keeps its part (deepspeed.md section 4.7).
+  const bool whole = run.stage == 0 || (run.engine == TimedEngine::deepspeed && run.stage < 3);
+  if (whole) return collective(CollectiveKind::all_reduce, bytes, group(run.ranks));
   Seconds time = collective(CollectiveKind::reduce_scatter, bytes, group(run.shard_ranks));
   const int copies = run.ranks / run.shard_ranks;
   if (copies > 1) {

@@ -20,7 +20,8 @@ class EngineTimeContext {
   /// Full tensors of that many parameters, over the ranks that share them.
   Seconds gather(double parameters) const;
   Seconds gather_inside(double parameters) const;  // among the ranks of one node
-  /// Gradients, to their owners: reduce-scatter, all-reduce at stage 0, and between copies under HSDP.
+  /// Gradients, to their owners: reduce-scatter; all-reduce in DDP, at DeepSpeed's stages 0 to 2, and between copies
+  /// under HSDP.
   Seconds reduce(double parameters) const;
   /// One collective of tensor parallelism: 2 B x hidden x tokens; async ones are half hidden.
   Seconds tensor_parallel(TokenShape tokens, std::int64_t hidden) const;

@@ -8,6 +8,7 @@
 
 #include "models/error.h"
 #include "sim/collective_model.h"
+#include "sim/engine_time_parts.h"
 #include "sim/engine_time_work.h"
 #include "sim/host_model.h"
 #include "tests/catch.h"
@@ -273,6 +274,26 @@ TEST_CASE("Hidden collectives slow kernels by the contention, and only the first
   CollectiveCost reduce = CollectiveModel(machine, CollectiveSetting::in_step)
                               .cost(CollectiveKind::reduce_scatter, Bytes(2 * kLayerParameters), {8, 1, 8});
   CHECK_THAT(hidden, WithinRel(kLayers * (2 * gather.alone() + reduce.alone()).base(), 1e-6));
+}
+
+TEST_CASE("Gradients: DeepSpeed's stages 0 to 2 all-reduce them, stage 3 and FSDP reduce-scatter") {
+  const ModelSpec model = find_model("llama-2-7b");
+  const MachineSpec machine = node_of("H100-SXM5-80GB", 8);
+  const CollectiveModel collectives(machine, CollectiveSetting::in_step);
+  const double parameters = 2e8;
+  const auto time = [&](CollectiveKind kind, int messages) {
+    return (collectives.cost(kind, Bytes(2 * parameters / messages), {8, 1, 8}).alone() * messages).base();
+  };
+  const auto reduce = [&](TimedEngine engine, int stage) {
+    EngineTimeRun run = alone(engine, 4, 2048);
+    run.communicates = true;
+    run.stage = stage;
+    return EngineTimeContext(model, machine, run, with(TimeFit::deepspeed_messages, 2)).reduce(parameters).base();
+  };
+  for (const int stage : {0, 1, 2})
+    CHECK_THAT(reduce(TimedEngine::deepspeed, stage), WithinRel(time(CollectiveKind::all_reduce, 1), 1e-9));
+  CHECK_THAT(reduce(TimedEngine::deepspeed, 3), WithinRel(time(CollectiveKind::reduce_scatter, 2), 1e-9));
+  CHECK_THAT(reduce(TimedEngine::fsdp2, 3), WithinRel(time(CollectiveKind::reduce_scatter, 1), 1e-9));
 }
 
 TEST_CASE("A slow network is the limit, and hides the kernels") {
