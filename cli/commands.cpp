@@ -15,7 +15,8 @@ constexpr std::array<Command, 11> kCommands = {{
     {"simulate", "One plan.json: memory, time by phase and stream", run_simulate},
     {"run", "Trains with one plan.json on this machine and measures every op", run_run},
     {"compare", "A prediction beside the measurement of the same plan, op by op", run_compare},
-    {"check", "A DeepSpeed configuration: what is wrong, dead or contradictory in it, and the corrected file", run_check},
+    {"check", "A DeepSpeed configuration: what is wrong, dead or contradictory in it, and the corrected file",
+     run_check},
     {"probe", "Measures this machine; the file is a machine for the other commands", run_probe},
     {"validate", "Predictions beside measured rows: tables of errors", run_validate},
     {"whatif", "The same training on several machines: speed and price in one table", run_whatif},
@@ -36,7 +37,8 @@ std::string program_help() {
       "\n  zeroplan COMMAND --help    flags, defaults and an example\n"
       "  zeroplan --version\n\n"
       "Example:\n  zeroplan --model 70B --gpus 4xA100-80G\n\n"
-      "Exit codes: 0 done, 1 nothing fits or check found an error, 2 bad input, 3 a device failed, 70 a bug of zeroplan\n";
+      "Exit codes: 0 done, 1 nothing fits or check found an error, 2 bad input, 3 a device failed, 70 a bug of "
+      "zeroplan\n";
   return text;
 }
 

@@ -83,7 +83,8 @@ std::string read_text_file(const std::string& path) {
   }
 }
 
-OutputFolder::OutputFolder(const std::string& path, bool overwrite) : path_(path), overwrite_(overwrite) {
+OutputFolder::OutputFolder(const std::string& path, bool overwrite, std::string_view flag)
+    : path_(path), overwrite_(overwrite), flag_(flag) {
   std::vector<fs::path> missing;
   std::error_code error;
   for (fs::path folder = path_; !folder.empty() && !is_there(folder); folder = folder.parent_path()) {
@@ -92,7 +93,7 @@ OutputFolder::OutputFolder(const std::string& path, bool overwrite) : path_(path
   }
   const auto give_up = [&](std::string_view expected, int code) {
     for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), error);
-    fail("--out: " + path, expected, code);
+    fail(flag_ + ": " + path, expected, code);
   };
   for (; !missing.empty(); missing.pop_back()) {
     const bool made = fs::create_directory(missing.back(), error);
@@ -115,10 +116,10 @@ void OutputFolder::refuse_existing(const std::vector<std::string>& names) const 
     const fs::file_status status = fs::symlink_status(path_ / name, ignored);
     // Renaming over /dev/null would take it away from the whole machine.
     if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_symlink(status)) {
-      throw InputError(fmt::format("--out: {}: expected a regular file to overwrite", (path_ / name).string()));
+      throw InputError(fmt::format("{}: {}: expected a regular file to overwrite", flag_, (path_ / name).string()));
     }
     if (!overwrite_ && fs::exists(status)) {
-      throw InputError(fmt::format("--out: {} is there already; --force overwrites it", (path_ / name).string()));
+      throw InputError(fmt::format("{}: {} is there already; --force overwrites it", flag_, (path_ / name).string()));
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/exports.h"
@@ -17,7 +18,8 @@ class OutputFolder {
  public:
   /// Makes the folder, with its parents, and proves that it can be written: before any work is done. What it made is
   /// removed by the destructor if nothing was written. Throws InputError.
-  OutputFolder(const std::string& path, bool overwrite);
+  /// `flag` stands in messages.
+  OutputFolder(const std::string& path, bool overwrite, std::string_view flag = "--out");
   ~OutputFolder();
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
@@ -31,6 +33,7 @@ class OutputFolder {
   std::filesystem::path path_;
   std::vector<std::filesystem::path> made_;  // folders, outermost first
   bool overwrite_;
+  std::string flag_;
   bool kept_ = false;
 };
 

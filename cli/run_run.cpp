@@ -14,12 +14,14 @@
 #include <optional>
 #include <thread>
 
+#include "cli/available_memory.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/terminal.h"
 #include "models/error.h"
 #include "models/measured.h"
+#include "planner/prediction.h"
 #include "runtime/process_communicator.h"
 #include "runtime/rank_environment.h"
 #include "runtime/train_report.h"
@@ -127,6 +129,20 @@ void check_flags(const Flags& f, const PlanFile& file) {
   }
 }
 
+/// The states of the ranks here, which all live in this host's memory, beside what is there: more would end with the
+/// kernel killing the process.
+void refuse_beyond_memory(const PlanFile& file, int ranks, const std::string& path) {
+  const auto available = available_memory();
+  if (!available) return;
+  const auto states = Predictor(file.model, file.machine).resident_states(file.plan);
+  const Bytes needed = static_cast<double>(ranks) *
+                       (states[static_cast<std::size_t>(Memory::hbm)] + states[static_cast<std::size_t>(Memory::dram)]);
+  if (needed <= *available) return;
+  throw InputError(fmt::format(
+      "{}: expected a plan whose states fit in this host, {} are available; found {} on {} ranks, activations apart",
+      path, format_gib(*available), format_gib(needed), ranks));
+}
+
 /// A line on the terminal that is written over by the next.
 void show_progress(const StepReport& r, std::int64_t last) {
   std::fputs(
@@ -167,7 +183,7 @@ std::optional<TrainResult> trained(const PlanFile& file, const TrainOptions& opt
 
 void write_measured_file(const Flags& flags, const Measured& measured) {
   const std::filesystem::path path(flags.measure);
-  OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite);
+  OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--measure");
   out.write({{path.filename().string(), write_measured(measured), false}});
 }
 
@@ -186,9 +202,10 @@ Outcome run_run(const Arguments& arguments) {
   const PlanFile file = read_plan(read_text_file(flags.path), flags.path);
   check_flags(flags, file);
   const TrainOptions options = options_of(flags, file);
+  refuse_beyond_memory(file, options.ranks_here, flags.path);
   if (!flags.measure.empty()) {
     const std::filesystem::path path(flags.measure);
-    OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite);
+    OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--measure");
     out.refuse_existing({path.filename().string()});
   }
   const std::optional<TrainResult> result = trained(file, options);

@@ -1,5 +1,7 @@
 // zeroplan simulate PLAN.json: one plan on the machine that the file holds.
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "cli/command_line.h"
@@ -33,7 +35,7 @@ constexpr std::int64_t kMostTracedOps = 2'000'000;
 void write_trace(const Flags& flags, const PlanFile& file, const Simulation& simulation, const Schedule& schedule) {
   const std::filesystem::path path(flags.trace);
   const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
-  OutputFolder out(folder, flags.overwrite);
+  OutputFolder out(folder, flags.overwrite, "--trace");
   const std::string name = path.filename().string();
   out.refuse_existing({name});
   out.write({{name, chrome_trace(schedule, file.model, simulation.trace, 0, &simulation), false}});
@@ -100,6 +102,13 @@ Outcome run_simulate(const Arguments& arguments) {
   if (flags.path.empty()) throw InputError("zeroplan simulate: expected PLAN.json, got nothing; see --help");
   ranks_of(flags.ranks);
   const PlanFile file = read_plan(read_text_file(flags.path), flags.path);
+  if (file.plan.engine != Engine::zeroplan) {
+    throw InputError(
+        fmt::format("{}: plan/engine: expected zeroplan; plans of {} are predicted as a whole (zeroplan plan --engine "
+                    "{}), not op by "
+                    "op",
+                    flags.path, to_string(file.plan.engine), to_string(file.plan.engine)));
+  }
   return flags.estimate ? estimated(flags, file) : simulated(flags, file);
 }
 

@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "models/error.h"
+#include "planner/engine_candidate.h"
+#include "planner/engine_counts.h"
 #include "planner/engine_fit.h"
 #include "planner/export_parts.h"
 #include "sim/engine_time.h"
@@ -18,11 +20,19 @@ namespace {
 
 constexpr std::size_t kMostBatches = 8;  // micro-batches tried of each kind
 constexpr int kMostReplays = 60;         // of memory: each takes milliseconds to tenths of a second
+constexpr int kMostFrugal = 6;           // of those with least on the GPU, where no faster one fits
 
 struct Option {
   Plan plan;
   EngineTime time;
   double tokens_per_second = 0;
+};
+
+/// A plan that does not fit, and by how much.
+struct Miss {
+  Candidate candidate;
+  EngineFit fit;
+  double lack = 0;
 };
 
 /// What differs between plans that are reported beside each other.
@@ -47,13 +57,23 @@ class EngineSearch {
     collect();
     std::stable_sort(options_.begin(), options_.end(), [&](const Option& a, const Option& b) { return better(a, b); });
     for (const Option& option : options_) {
-      if (enough() || replays_ >= kMostReplays) break;
+      if (enough() || replays_ >= most_replays()) break;
       consider(option);
+    }
+    for (const int stage : stages()) {
+      if (request_.per_stage ? !has_stage(stage) : found_.empty()) consider_frugal(stage);
     }
     finish();
   }
 
  private:
+  /// A replay takes time in proportion to the layers.
+  int most_replays() const {
+    constexpr std::int64_t kMostLayers = 12'000, kFewest = 6;
+    return static_cast<int>(std::clamp<std::int64_t>(kMostLayers / std::max<std::int64_t>(request_.model.num_layers, 1),
+                                                     kFewest, kMostReplays));
+  }
+
   bool deepspeed() const { return request_.engine == Engine::deepspeed; }
 
   // --- the space -----------------------------------------------------------------------------------
@@ -63,9 +83,12 @@ class EngineSearch {
     // FSDP2 shards weights always; stage 2 is reshard_after_forward off.
     std::vector<int> stages;
     for (const int stage : request_.constraints.stages.empty() ? std::vector<int>{2, 3} : stages_of(request_)) {
-      if (stage >= 2) stages.push_back(stage);
+      if (stage < 2) {
+        throw InputError(
+            fmt::format("--zero {}: FSDP2 has stages 2 (no resharding after forward) and 3; expected those", stage));
+      }
+      stages.push_back(stage);
     }
-    if (stages.empty()) throw InputError("--zero: FSDP2 has stages 2 (no resharding after forward) and 3");
     return stages;
   }
 
@@ -103,6 +126,17 @@ class EngineSearch {
     }
   }
 
+  /// Flags that leave no plan at all.
+  void refuse_empty() const {
+    if (answer_.search.space > 0) return;
+    if (!deepspeed() && request_.constraints.offload && request_.constraints.offload->what == OffloadWhat::optimizer) {
+      throw InputError(
+          "--offload optimizer: FSDP2 moves parameters and optimizer together; expected parameters or all");
+    }
+    throw InputError(fmt::format("no plan exists in this space: --offload needs --zero {}",
+                                 deepspeed() ? "1 or higher (optimizer) or 3 (parameters)" : "3"));
+  }
+
   void collect() {
     refuse_nvme();
     for (const int stage : stages()) {
@@ -117,6 +151,7 @@ class EngineSearch {
         }
       }
     }
+    refuse_empty();
   }
 
   void add(const Choice& choice) {
@@ -124,25 +159,17 @@ class EngineSearch {
     option.plan = plan_of(request_, workload_, choice);
     option.plan.engine = request_.engine;
     ++answer_.search.space;
-    if (states_on_gpu(option.plan) > request_.machine.gpu.memory * (1 - request_.margin)) return;
     option.time = time_of(option.plan);
-    const double tokens = static_cast<double>(workload_.global_batch * workload_.seq_len);
-    option.tokens_per_second = tokens / option.time.step.base();
+    option.tokens_per_second = tokens() / option.time.step.base();
+    if (engine_states_on_gpu(request_.model, option.plan) > request_.machine.gpu.memory * (1 - request_.margin)) {
+      hopeless_.push_back(option);
+      return;
+    }
     options_.push_back(option);
     ++answer_.search.evaluated;
   }
 
-  /// What stays on a GPU whatever the micro-batch (deepspeed.md's and engine-rules.md's formulas, gradients left out):
-  /// a bound that needs no replay.
-  Bytes states_on_gpu(const Plan& p) const {
-    const auto all = static_cast<double>(request_.model.parameters());
-    const double own = all / p.shard_ranks, weight = size_of(p.precision.weights);
-    const bool states = p.optimizer.hbm == p.optimizer.total(), weights = p.parameters.hbm == p.parameters.total();
-    if (!deepspeed()) return Bytes(weights ? own * 12 : 0);
-    if (p.zero_stage == 0) return Bytes(all * (weight + 12));
-    if (p.zero_stage < 3) return Bytes(all * weight + (states ? own * 12 : 0));
-    return Bytes(own * ((weights ? weight : 0) + (states ? 12 : 0)));
-  }
+  double tokens() const { return static_cast<double>(workload_.global_batch * workload_.seq_len); }
 
   EngineTime time_of(const Plan& p) const {
     EngineTimeRun run;
@@ -162,15 +189,40 @@ class EngineSearch {
   }
 
   bool better(const Option& a, const Option& b) const {
-    if (request_.objective == Objective::memory) return states_on_gpu(a.plan) < states_on_gpu(b.plan);
+    if (request_.objective == Objective::memory) return frugality(a) < frugality(b);
     return a.tokens_per_second > b.tokens_per_second;
+  }
+
+  /// Smaller: less on the GPU, before any replay.
+  std::tuple<std::int64_t, bool, Bytes> frugality(const Option& o) const {
+    return {o.plan.micro_batch, o.plan.recompute == Recompute::none, engine_states_on_gpu(request_.model, o.plan)};
   }
 
   // --- memory --------------------------------------------------------------------------------------
 
   bool enough() const {
-    if (!request_.per_stage) return static_cast<int>(found_.size()) >= request_.top_k;
-    return found_.size() >= stages().size();
+    if (request_.per_stage) return found_.size() >= stages().size();
+    // States alone do not rank memory: the smallest micro-batch of every kind is replayed, then the least are shown.
+    return request_.objective != Objective::memory && static_cast<int>(found_.size()) >= request_.top_k;
+  }
+  bool has_stage(int stage) const {
+    return std::ranges::any_of(found_, [&](const Candidate& c) { return c.plan.zero_stage == stage; });
+  }
+
+  /// Whatever the limit of replays: a stage is not said to be too large before what takes least was tried.
+  void consider_frugal(int stage) {
+    std::vector<Option> frugal;
+    for (const std::vector<Option>* options : {&options_, &hopeless_}) {
+      if (!frugal.empty()) break;
+      std::ranges::copy_if(*options, std::back_inserter(frugal),
+                           [&](const Option& o) { return o.plan.zero_stage == stage; });
+    }
+    std::ranges::stable_sort(frugal, [&](const Option& a, const Option& b) { return frugality(a) < frugality(b); });
+    if (frugal.size() > kMostFrugal) frugal.resize(kMostFrugal);
+    for (const Option& option : frugal) {
+      consider(option);
+      if (has_stage(stage)) return;
+    }
   }
   /// Reported once.
   bool taken(const Plan& plan) const {
@@ -186,7 +238,10 @@ class EngineSearch {
     if (full != too_large_.end() && option.plan.micro_batch >= full->second) return;  // less did not fit
     const EngineFit fit = fit_of(option.plan);
     ++replays_;
-    Candidate candidate{option.plan, prediction_of(option, fit), fit.fits_in_step()};
+    Candidate candidate{
+        option.plan,
+        engine_candidate_prediction(request_.model, request_.machine, option.plan, option.time, fit, tokens()),
+        fit.fits_in_step()};
     if (candidate.fits) {
       found_.push_back(std::move(candidate));
       return;
@@ -194,11 +249,9 @@ class EngineSearch {
     too_large_[kind] =
         std::min(full == too_large_.end() ? option.plan.micro_batch : full->second, option.plan.micro_batch);
     const double lacking = lack(fit);
-    if (!nearest_ || lacking < nearest_lack_) {
-      nearest_ = std::move(candidate);
-      nearest_fit_ = fit;
-      nearest_lack_ = lacking;
-    }
+    const auto nearest = nearest_.find(option.plan.zero_stage);
+    if (nearest != nearest_.end() && nearest->second.lack <= lacking) return;
+    nearest_.insert_or_assign(option.plan.zero_stage, Miss{std::move(candidate), fit, lacking});
   }
 
   EngineFit fit_of(const Plan& plan) {
@@ -226,95 +279,22 @@ class EngineSearch {
 
   // --- what is reported ----------------------------------------------------------------------------
 
-  Prediction prediction_of(const Option& option, const EngineFit& fit) const {
-    Prediction p;
-    const EngineTime& t = option.time;
-    p.step = t.step;
-    p.tokens_per_second = option.tokens_per_second;
-    p.tokens_per_second_per_gpu = p.tokens_per_second / option.plan.ranks;
-    p.time.compute = t.compute;
-    p.time.exposed_communication = t.exposed_communication;
-    p.time.exposed_offload = t.offload;
-    p.time.optimizer = t.optimizer;
-    p.time.idle = t.host;
-    p.kernels = t.compute;
-    p.limited_by = limit_of(t);
-    set_utilisation(p, option.plan);
-    set_memory(p, fit);
-    return p;
-  }
-
-  static std::string limit_of(const EngineTime& t) {
-    const std::array<std::pair<StepLimit, Seconds>, 5> parts{{{StepLimit::compute, t.compute},
-                                                              {StepLimit::communication, t.exposed_communication},
-                                                              {StepLimit::host, t.host},
-                                                              {StepLimit::optimizer, t.optimizer},
-                                                              {StepLimit::offload, t.offload}}};
-    for (const auto& [limit, seconds] : parts) {
-      if (limit == t.limit)
-        return fmt::format("{}: {:.0f} % of the step", to_string(limit), 100.0 * (seconds / t.step));
-    }
-    return std::string(to_string(t.limit));
-  }
-
-  void set_utilisation(Prediction& p, const Plan& plan) const {
-    const GpuSpec& gpu = request_.machine.gpu;
-    const auto peak = plan.precision.weights == DType::bf16   ? gpu.peak_bf16
-                      : plan.precision.weights == DType::fp16 ? gpu.peak_fp16
-                                                              : gpu.peak_fp32;
-    if (!peak) return;
-    const double flops = model_flops(request_.model, plan.micro_step(), AttentionCount::causal).base() *
-                         static_cast<double>(plan.accumulation);
-    p.mfu = flops / p.step.base() / peak->base();
-    const double again = plan.recompute == Recompute::none ? 1.0 : 4.0 / 3.0;  // forward once more
-    p.hfu = *p.mfu * again;
-  }
-
-  void set_memory(Prediction& p, const EngineFit& fit) const {
-    const auto put = [](TierMemory& tier, std::string_view owner, Bytes bytes) {
-      if (bytes <= Bytes()) return;
-      tier.breakdown.emplace_back(owner, bytes);
-      tier.peak += bytes;
-    };
-    Bytes owned;
-    for (int o = 0; o < kNumOwners; ++o) {
-      const Bytes bytes = fit.prediction.owners[static_cast<std::size_t>(o)];
-      put(p.gpu, to_string(static_cast<Owner>(o)), bytes);
-      owned += bytes;
-    }
-    // The host's lead fills the card at most.
-    const Bytes reserved = fit.fits() ? std::min(fit.reserved, fit.capacity - fit.overhead) : fit.reserved;
-    put(p.gpu, "allocator_cache", reserved - owned);
-    const EngineEnvironment environment;
-    put(p.gpu, "context", environment.context);
-    put(p.gpu, "libraries", environment.libraries);
-    put(p.gpu, "nccl", fit.overhead - environment.context - environment.libraries);
-    p.gpu.capacity = request_.machine.gpu.memory;
-    p.lower_bound = fit.allocated;
-    TierMemory host;
-    const auto ranks = static_cast<double>(request_.machine.gpus_per_node);
-    const Bytes engine = ranks * fit.prediction.host_use.total();
-    put(host, "offload", engine);
-    put(host, "processes", fit.host - engine);
-    host.pinned = ranks * fit.prediction.host_use.pinned;
-    host.capacity = request_.machine.usable_dram();
-    p.host = host;
-  }
-
   void finish() {
+    if (found_.empty()) set_shortfall();
+    answer_.feasible = !found_.empty();
+    if (request_.per_stage) {
+      for (const auto& [stage, miss] : nearest_) {
+        if (!has_stage(stage)) found_.push_back(miss.candidate);
+      }
+    }
     std::stable_sort(found_.begin(), found_.end(), [&](const Candidate& a, const Candidate& b) {
       if (request_.per_stage) return a.plan.zero_stage < b.plan.zero_stage;
+      if (request_.objective == Objective::memory) return a.prediction.gpu.peak < b.prediction.gpu.peak;
       return a.prediction.tokens_per_second > b.prediction.tokens_per_second;
     });
+    const auto most = static_cast<std::size_t>(request_.top_k);
+    if (!request_.per_stage && found_.size() > most) found_.resize(most);
     answer_.plans = found_;
-    answer_.feasible = !found_.empty();
-    if (!answer_.feasible) {
-      if (!nearest_) {
-        throw InputError(fmt::format("--engine {}: the states alone exceed {} a GPU in every configuration",
-                                     to_string(request_.engine), format_gib(request_.machine.gpu.memory)));
-      }
-      set_shortfall();
-    }
     const Candidate& shown = answer_.feasible ? answer_.plans.front() : answer_.shortfall->nearest;
     for (const Assumption& a : time_of(shown.plan).assumptions) answer_.assumptions.push_back(a);
     if (request_.machine.nvme.drives > 0) {
@@ -327,28 +307,35 @@ class EngineSearch {
                                    "(docs/engines.md), step time by docs/step-time.md"});
   }
 
+  const Miss& least_miss() const {
+    return std::ranges::min_element(nearest_, {}, [](const auto& entry) { return entry.second.lack; })->second;
+  }
+
   void set_shortfall() {
+    const Miss& miss = least_miss();
     Shortfall s;
-    s.nearest = *nearest_;
+    s.nearest = miss.candidate;
     const double left = 1 - request_.margin;
-    if (nearest_fit_.device() > nearest_fit_.capacity) {
-      s.lacks.push_back({"gpu", nearest_fit_.device(), request_.machine.gpu.memory * left});
+    if (miss.fit.device() > miss.fit.capacity) {
+      s.lacks.push_back({"gpu", miss.fit.device(), request_.machine.gpu.memory * left});
     }
-    if (!nearest_fit_.host_fits()) s.lacks.push_back({"host", nearest_fit_.host, nearest_fit_.host_capacity});
-    s.changes = more_host_memory();
+    if (!miss.fit.host_fits()) s.lacks.push_back({"host", miss.fit.host, miss.fit.host_capacity});
+    s.changes = more_host_memory(miss);
     s.optimizer_states = Bytes(12.0 * static_cast<double>(request_.model.parameters()));
     answer_.shortfall = s;
   }
 
   /// When the host alone is too small: the memory that would do, checked.
-  std::vector<Shortfall::Change> more_host_memory() const {
-    if (nearest_fit_.gpu == GpuVerdict::does_not_fit || nearest_fit_.host_fits()) return {};
+  std::vector<Shortfall::Change> more_host_memory(const Miss& miss) const {
+    const EngineFit& fit = miss.fit;
+    const bool card_holds = fit.gpu != GpuVerdict::does_not_fit && fit.reserved_low + fit.overhead <= fit.capacity;
+    if (!card_holds || fit.host_fits()) return {};
     constexpr double kStep = 64 * kGiB;
     MachineSpec larger = request_.machine;
-    for (double dram = std::ceil(nearest_fit_.host.base() / kStep) * kStep; dram <= 1024 * kTiB; dram += kStep) {
+    for (double dram = std::ceil(fit.host.base() / kStep) * kStep; dram <= 1024 * kTiB; dram += kStep) {
       set_host_memory(larger, Bytes(dram));
-      if (nearest_fit_.host > larger.usable_dram() * (1 - request_.margin)) continue;
-      Candidate result = *nearest_;
+      if (fit.host > larger.usable_dram() * (1 - request_.margin)) continue;
+      Candidate result = miss.candidate;
       result.prediction.host->capacity = larger.usable_dram();
       result.fits = true;
       return {
@@ -363,12 +350,10 @@ class EngineSearch {
   const Workload& workload_;
   MachineSpec diskless_;  // on the machine itself the exporter may move states to NVMe
   EngineFitter fitter_;
-  std::vector<Option> options_;
+  std::vector<Option> options_, hopeless_;  // hopeless: states alone are too large
   std::vector<Candidate> found_;
   std::map<Kind, std::int64_t> too_large_;  // the smallest micro-batch that did not fit
-  std::optional<Candidate> nearest_;
-  EngineFit nearest_fit_;
-  double nearest_lack_ = 0;
+  std::map<int, Miss> nearest_;             // by stage, of those that do not fit
   int replays_ = 0;
 };
 

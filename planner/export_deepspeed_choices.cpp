@@ -206,7 +206,8 @@ class Chooser {
       note("Adam runs on the CPU; the plan streams the states through the GPU.");
     }
     const std::int64_t tokens = plan_.micro_step().tokens();
-    if (subject_.model.vocab > 0 && tokens > plan_.loss_chunk_tokens) {
+    // Predictions of other engines have the plain loss in them.
+    if (plan_.engine == Engine::zeroplan && subject_.model.vocab > 0 && tokens > plan_.loss_chunk_tokens) {
       // Logits and the loss's copies live at once in backward: 14 bytes a token and word (torch 2.11, measured).
       note(fmt::format(
           "the plan computes the loss {} tokens at a time; a plain one takes {} for logits on each GPU. Use a fused "

@@ -34,6 +34,10 @@ class LaunchWriter {
 
  private:
   bool several_nodes() const { return subject_.machine.nodes > 1; }
+  /// What ./launch.sh starts when nothing is said.
+  std::string_view default_engine() const {
+    return subject_.plan.engine == Engine::fsdp2 && !fsdp_.yaml.empty() ? "fsdp2" : "deepspeed";
+  }
   void line(std::string_view text) { text_ += text, text_ += '\n'; }
 
   void header() {
@@ -56,13 +60,17 @@ class LaunchWriter {
     line(
         "# TRAIN is your script (it takes the flags of Hugging Face's Trainer, see train_args below), MODEL its "
         "checkpoint.");
+    if (subject_.plan.engine != Engine::zeroplan) return;
     line("# What zeroplan predicts for the plan itself, op by op:");
     line("#   zeroplan simulate plan.json");
   }
 
   void notes() {
     if (deepspeed_.notes.empty() && fsdp_.notes.empty()) return;
-    line("#\n# The plan was made for zeroplan's engine. Where the other engines differ:");
+    line(subject_.plan.engine == Engine::zeroplan
+             ? "#\n# The plan was made for zeroplan's engine. Where the other engines differ:"
+             : fmt::format("#\n# The plan was made for {}. What else there is to know:",
+                           to_string(subject_.plan.engine)));
     for (const std::string& note : deepspeed_.notes) line("# - " + comment_text(note, 400));
     for (const std::string& note : fsdp_.notes) line("# - " + comment_text(note, 400));
   }
@@ -117,15 +125,15 @@ class LaunchWriter {
   }
 
   void slurm() {
-    line("engine=${1:-deepspeed}");
+    line(fmt::format("engine=${{1:-{}}}", default_engine()));
     line("if (( $# > 0 )); then shift; fi");
     if (!several_nodes()) return;
     line("if [[ $engine == srun ]]; then");
     line(R"(  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1))");
     line("  export MASTER_ADDR MASTER_PORT TRAIN MODEL");
     line(fmt::format(
-        R"(  exec srun --nodes={} --ntasks-per-node=1 --gpus-per-node={} bash "$here/launch.sh" "${{1:-deepspeed}}" "${{@:2}}")",
-        subject_.machine.nodes, subject_.ranks_per_node()));
+        R"(  exec srun --nodes={} --ntasks-per-node=1 --gpus-per-node={} bash "$here/launch.sh" "${{1:-{}}}" "${{@:2}}")",
+        subject_.machine.nodes, subject_.ranks_per_node(), default_engine()));
     line("fi");
     line(": \"${MASTER_ADDR:?set it to the name or address of the first node}\"");
   }

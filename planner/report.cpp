@@ -138,21 +138,26 @@ std::string advice_section(const std::vector<Advice>& advice, const ReportStyle&
   return text;
 }
 
-std::string next_section(const PlanReport& extra, bool feasible, const ReportStyle& style) {
+/// Plans of other engines are predicted as a whole, `simulate` refuses them.
+std::string simulate_line(std::string_view folder, Engine engine) {
+  if (engine != Engine::zeroplan) return "";
+  return fmt::format("  zeroplan simulate {}/plan.json    # played op by op; --trace FILE for Perfetto\n", folder);
+}
+
+std::string next_section(const PlanReport& extra, const Candidate* best, const ReportStyle& style) {
   std::string text = inked("Next", Ink::bold, style) + "\n";
-  if (!feasible) return extra.fix_command.empty() ? "" : text + fmt::format("  {}\n", extra.fix_command);
+  if (best == nullptr) return extra.fix_command.empty() ? "" : text + fmt::format("  {}\n", extra.fix_command);
   if (extra.written_to.empty()) {
     text +=
         fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n", extra.command);
-    return text + "  zeroplan simulate plan/plan.json    # played op by op; --trace FILE for Perfetto\n";
+    return text + simulate_line("plan", best->plan.engine);
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));
   if (std::ranges::find(extra.written, "launch.sh") != extra.written.end()) {
     text += fmt::format("  less {}/launch.sh    # how DeepSpeed and accelerate start it, and where they differ\n",
                         extra.written_to);
   }
-  return text + fmt::format("  zeroplan simulate {}/plan.json    # played op by op; --trace FILE for Perfetto\n",
-                            extra.written_to);
+  return text + simulate_line(extra.written_to, best->plan.engine);
 }
 
 std::string search_line(const SearchStats& search) {
@@ -182,14 +187,15 @@ std::string report_plan(const Answer& answer, const PlanReport& extra, const Rep
     text += memory_section(best->prediction, style);
     if (!extra.under_deepspeed.empty()) text += "  under DeepSpeed: " + extra.under_deepspeed + "\n";
     text += "\n" + time_section(best->prediction, style) + "\n";
-    text += advice_section(extra.advice, style) + "\n";
+    // Other engines' step times have no resources to double: nothing is said of them.
+    if (best->plan.engine == Engine::zeroplan) text += advice_section(extra.advice, style) + "\n";
   } else if (answer.shortfall) {
     text += shortfall_section(*answer.shortfall, answer.request.margin, style) + "\n";
     text += memory_section(answer.shortfall->nearest.prediction, style) + "\n";
   }
   text += plans_table(answer, style);
   text += assumptions_section(answer.assumptions, style) + "\n";
-  if (const std::string next = next_section(extra, best != nullptr, style); !next.empty()) text += next + "\n";
+  if (const std::string next = next_section(extra, best, style); !next.empty()) text += next + "\n";
   return text + search_line(answer.search);
 }
 

@@ -77,7 +77,8 @@ void add_skipped(const std::string& source, const std::vector<SkippedStep>& skip
 
 void add_step_times(const std::string& source, std::span<const MeasuredStep> steps, Validation& validation) {
   std::vector<SkippedStep> skipped;
-  for (StepTimeTable& table : step_time_tables(source, steps, skipped)) validation.step_times.push_back(std::move(table));
+  for (StepTimeTable& table : step_time_tables(source, steps, skipped))
+    validation.step_times.push_back(std::move(table));
   add_skipped(source, skipped, validation);
 }
 
@@ -150,8 +151,38 @@ int Validation::verdict_errors() const {
                                         [](const Verdict& each) { return each.measured_fits != each.predicted_fits; }));
 }
 
+namespace {
+
+/// Spreadsheets write a byte order mark.
+std::string_view without_mark(std::string_view text) {
+  constexpr std::string_view kMark = "\xef\xbb\xbf";
+  return text.starts_with(kMark) ? text.substr(kMark.size()) : text;
+}
+
+/// Neither a CSV with known columns nor JSON.
+void refuse_other_text(std::string_view text, const std::string& name) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) throw InputError(fmt::format("{}:1: the file is empty, expected rows", name));
+  if (text[first] == '{' || text[first] == '[') return;
+  constexpr std::size_t kShown = 40;
+  const std::string_view line = text.substr(first, text.find_first_of("\r\n", first) - first);
+  throw InputError(
+      fmt::format("{}:1: expected a JSON object a line (data/groundtruth, data/activations) or the columns of "
+                  "data/published, found \"{}{}\"",
+                  name, line.substr(0, kShown), line.size() > kShown ? "..." : ""));
+}
+
+}  // namespace
+
 void validate_rows(std::string_view text, const std::string& name, Validation& validation) {
-  if (is_published_table(text)) return validate_published_steps(text, name, validation);
+  text = without_mark(text);
+  const int rows = validation.rows;
+  if (is_published_table(text)) {
+    validate_published_steps(text, name, validation);
+    if (validation.rows == rows) throw InputError(fmt::format("{}: expected rows below the header, found none", name));
+    return;
+  }
+  refuse_other_text(text, name);
   GroundtruthSteps timed;
   std::vector<MeasuredStep> steps;
   RowPredictor predictor;
@@ -272,7 +303,7 @@ std::string validation_json(const Validation& validation) {
                                 {"predicted_fits", each.predicted_fits},
                                 {"why", each.why}});
   }
-  return root.dump(2) + "\n";
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";  // rows may hold any bytes
 }
 
 }  // namespace zeroplan

@@ -85,7 +85,7 @@ std::string training_json(const PlanFile& file, const TrainResult& result) {
     j["assumptions"].push_back({{"what", a.what}, {"value", a.value}, {"source", a.source}});
   }
   j["notes"] = result.notes;
-  return j.dump(2) + "\n";
+  return j.dump(2, ' ', false, decltype(j)::error_handler_t::replace) + "\n";
 }
 
 }  // namespace zeroplan

@@ -203,6 +203,26 @@ refused 'frobnicate' models frobnicate
 refused 'heads.json' models heads.json --json
 refused 'frobnicate' machines frobnicate
 
+# Other engines.
+refused '--engine' --model 7B --gpus 8xH100 --engine horovod
+refused '--zero 0' --model 7B --gpus 8xH100 --engine fsdp2 --zero 0,1,2,3
+refused '--zero 1' --model 7B --gpus 8xH100 --engine fsdp2 --zero 1
+refused '--offload optimizer' --model 7B --gpus 8xH100 --engine fsdp2 --offload optimizer
+refused '--offload needs --zero' --model 7B --gpus 8xH100 --engine deepspeed --offload parameters --zero 2
+refused '--recompute selective' --model 7B --gpus 8xH100 --engine deepspeed --recompute selective
+refused 'experts' --model mixtral-8x7b --gpus 8xH100 --engine deepspeed
+
+# Tables that are none.
+printf 'a,b\n1,2\n' >other.csv
+refused 'empty.json:1' validate empty.json
+refused 'other.csv:1' validate other.csv
+refused 'data/published' validate other.csv
+
+# A plan whose states this machine cannot hold would be killed half-way.
+timeout 20 "$zeroplan" --model 405B --gpus 8xH100 --nodes 16 --out enormous >out 2>err
+refused 'enormous/plan.json' run enormous/plan.json --data synthetic --steps 1
+rm -rf enormous
+
 # stdout that takes nothing.
 if [[ -w /dev/full ]]; then
   ((total += 1))

@@ -103,6 +103,26 @@ mkdir $'name\xff' && printf '{"model_type":"gpt2","n_embd":768,"n_layer":12,"n_h
 expect "a name that is no UTF-8" exits 0 --model $'name\xff' --gpus 2x3090-24G --out foreign
 expect "and simulate reads its plan" exits 0 simulate foreign/plan.json --estimate
 
+# Other engines: what the report tells to run next runs, what is not known is left out.
+for engine in deepspeed fsdp2; do
+  on=(--model gpt2 --gpus 2x3090-24G --host-memory 64GiB --global-batch 16 --zero 3 --engine "$engine")
+  expect "$engine: --out" exits 0 "${on[@]}" --out "$engine"
+  expect "$engine: no simulate, which refuses it" bash -c '! grep -q "zeroplan simulate" out'
+  expect "$engine: nothing about resources that were not doubled" bash -c '! grep -q "What would help" out'
+  expect "$engine: launch.sh starts it" grep -qF "engine=\${1:-$engine}" "$engine/launch.sh"
+  expect "$engine: launch.sh is a script" bash -n "$engine/launch.sh"
+  expect "$engine: simulate refuses" exits 2 simulate "$engine/plan.json"
+  expect "$engine: with the file" grep -qF "$engine/plan.json: plan/engine" err
+  expect "$engine: --json" exits 0 "${on[@]}" --json
+  expect "$engine: traffic" grep -qE '"all_gather_bytes": [1-9]' out
+done
+expect "states that exceed the card: exit 1" exits 1 --model 70B --gpus 8xH100 --engine deepspeed --zero 0 --json
+expect "with what is missing" out_has '"missing_bytes"'
+
+# Rows with any bytes.
+printf '{"model": "caf\xe9"}\n' >latin.jsonl
+expect "validate of bytes that are no UTF-8" exits 2 validate latin.jsonl --json
+
 # A plan file gives the prediction that the search gave.
 run "${small[@]}" --zero 3 --out again --json
 simulated_step="$(grep -m1 -o '"step_seconds": [0-9.e-]*' out)"
