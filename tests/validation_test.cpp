@@ -98,7 +98,9 @@ TEST_CASE("What is no row is refused") {
   Validation validation;
   CHECK_THROWS_AS(validate_rows("{\"model\": ", "rows", validation), InputError);
   CHECK_THROWS_AS(validate_rows("[1]\n", "rows", validation), InputError);
-  CHECK_NOTHROW(validate_rows("\n  \n", "rows", validation));
+  CHECK_THROWS_AS(validate_rows("\n  \n", "rows", validation), InputError);
+  CHECK_THROWS_AS(validate_rows("", "rows", validation), InputError);
+  CHECK_THROWS_AS(validate_rows("a,b\n1,2\n", "rows", validation), InputError);
   CHECK(validation.rows == 0);
 }
 
