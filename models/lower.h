@@ -58,8 +58,8 @@ inline constexpr Transient kTransients[] = {Transient::initialise, Transient::re
                                             Transient::export_weights};
 std::string_view to_string(Transient what);
 
-/// Such a transient as a flat schedule of its own (zeroplan_transients.cpp); the step's resident buffers are declared in
-/// it too. Files are read and written as NVMe is, but take no room there. Throws as lower() does.
+/// Such a transient as a flat schedule of its own (zeroplan_transients.cpp); the step's resident buffers are declared
+/// in it too. Files are read and written as NVMe is, but take no room there. Throws as lower() does.
 Schedule lower_transient(const ModelSpec& model, const Plan& plan, Transient what, int ranks_per_node);
 
 /// Host memory of a rank that the greediest transient needs beside the resident buffers of `step`, the plan's schedule

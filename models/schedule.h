@@ -45,8 +45,8 @@ enum class BufferRole : std::uint8_t {
   value_gradient,
   logits,
   token_ids,
-  scalars,  // the sum of the losses
-  norm,     // sum of squares of the gradients: a fixed-point number in 64 floats (runtime/exact_sum.h)
+  scalars,    // the sum of the losses
+  norm,       // sum of squares of the gradients: a fixed-point number in 64 floats (runtime/exact_sum.h)
   workspace,  // a library's own (cuBLAS)
 };
 std::string_view to_string(BufferRole role);
@@ -118,9 +118,9 @@ inline constexpr std::int16_t kGradientSum = -6;   // value gradients of two con
 inline constexpr std::int16_t kAccumulate = -7;    // reduced gradient shard added to the accumulator
 inline constexpr std::int16_t kGradientNorm = -8;  // sum of squares of a gradient shard
 inline constexpr std::int16_t kZero = -9;          // clears what it writes
-inline constexpr std::int16_t kEagerOp = -1;      // a kernel of an engine that runs PyTorch's own graph; kind is -1 too
-inline constexpr std::int16_t kHostPass = -11;     // loading and saving: values made, converted or moved by the host
-inline constexpr std::int16_t kNormSum = -10;      // the host's part of the global norm added to the device's
+inline constexpr std::int16_t kEagerOp = -1;    // a kernel of an engine that runs PyTorch's own graph; kind is -1 too
+inline constexpr std::int16_t kHostPass = -11;  // loading and saving: values made, converted or moved by the host
+inline constexpr std::int16_t kNormSum = -10;   // the host's part of the global norm added to the device's
 
 enum class CollectiveKind : std::uint8_t { all_gather, reduce_scatter, all_reduce };
 std::string_view to_string(CollectiveKind kind);

@@ -301,7 +301,8 @@ const ChunkWorks& Emitter::chunk_works(const BlockKind& kind, std::int64_t rows,
   const std::int64_t v = kind.vocab, h = model_.hidden;
   const auto gemm = [&](std::int16_t op, Pass pass, Gemm g) { return builder_.work(Compute{-1, op, pass, g}); };
   it->second.logits = gemm(kHeadLogits, Pass::forward, {rows, v, h, 1, type, false, false});
-  it->second.loss = builder_.work(Compute{-1, kHeadLoss, Pass::backward, Pointwise{3.0 * bytes_of(rows * v, type), rows * v}});
+  it->second.loss =
+      builder_.work(Compute{-1, kHeadLoss, Pass::backward, Pointwise{3.0 * bytes_of(rows * v, type), rows * v}});
   it->second.data = gemm(kHeadData, Pass::backward_data, {rows, h, v, 1, type, false, false});
   it->second.weight = gemm(kHeadWeight, Pass::backward_weight, {v, h, rows, 1, type, fp32_gradient, adds});
   return it->second;

@@ -83,8 +83,8 @@ struct Validation {
   int verdict_errors() const;
 };
 
-/// One file's text: JSON lines, or CSV with the columns of data/published (step times). `name` stands in tables and messages. Appends to `validation`. Throws InputError for
-/// what is no JSON object a line.
+/// One file's text: JSON lines, or CSV with the columns of data/published (step times). `name` stands in tables and
+/// messages. Appends to `validation`. Throws InputError for what is no JSON object a line.
 void validate_rows(std::string_view text, const std::string& name, Validation& validation);
 
 /// Tables for people.

@@ -91,8 +91,7 @@ MemoryTimeline::MemoryTimeline(const Schedule& schedule) {
   for (const Memory memory : {Memory::hbm, Memory::pinned, Memory::dram, Memory::nvme}) {
     if (!comes_and_goes[static_cast<std::size_t>(memory)]) continue;
     std::size_t next_repeat = 0;
-    const Profile p =
-        Scanner(schedule, memory).scan(0, static_cast<std::uint32_t>(schedule.ops().size()), next_repeat);
+    const Profile p = Scanner(schedule, memory).scan(0, static_cast<std::uint32_t>(schedule.ops().size()), next_repeat);
     MemoryPeak& peak = peaks_[static_cast<std::size_t>(memory)];
     peak.bytes += Bytes(p.peak);
     peak.at_op = p.at_op;
