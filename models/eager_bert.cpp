@@ -1,7 +1,5 @@
 // BERT with its masked-language-model head: norms after the residual sums, attention in both directions.
 
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 
 namespace zeroplan::eager {
@@ -234,17 +232,11 @@ class BertHead {
 class Bert : public EagerModel {
  public:
   explicit Bert(Context& context) : context_(&context) {
-    const Architecture& a = context.sizes;
     root_ = context.module("", "BertForMaskedLM");
     model_ = context.module("bert", "BertModel");
     embeddings_ = BertEmbeddings(context);
     encoder_ = context.module("bert.encoder", "BertEncoder");
-    context.module("bert.encoder.layer", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("bert.encoder.layer.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<BertLayer>(context, "bert.encoder.layer");
     head_ = BertHead(context, embeddings_.weight());
   }
 

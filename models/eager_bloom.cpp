@@ -2,10 +2,7 @@
 
 #include <bit>
 
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
-#include "models/error.h"
 
 namespace zeroplan::eager {
 namespace {
@@ -180,12 +177,7 @@ class Bloom : public CausalModel {
     model_ = context.module("transformer", "BloomModel");
     tokens_ = Embedding(context, "transformer.word_embeddings", a.vocab, a.hidden).as_input();
     embedding_norm_ = norm("transformer.word_embeddings_layernorm");
-    context.module("transformer.h", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("transformer.h.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<BloomBlock>(context, "transformer.h");
     norm_ = norm("transformer.ln_f");
     head_ = Head(context, a.tied ? tokens_.weight() : -1, false);
   }
@@ -237,14 +229,7 @@ class Bloom : public CausalModel {
     }
     Tensors outputs;
     for (const BloomBlock& layer : layers_) {
-      Tensors inputs = {hidden, mask, bias};
-      if (context_->options.checkpointing) {
-        outputs = tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs), 1,
-                                  context_->options.reentrant);
-      } else {
-        outputs = layer(inputs);
-        inputs.clear();
-      }
+      outputs = call_layer(*context_, layer, {hidden, mask, bias}, 1);
       hidden = outputs[0];
     }
     Tensor out = norm_(hidden);
@@ -263,9 +248,6 @@ class Bloom : public CausalModel {
 
 }  // namespace
 
-std::unique_ptr<EagerModel> make_bloom(Context& context) {
-  refuse_sdpa(context);
-  return std::make_unique<Bloom>(context);
-}
+std::unique_ptr<EagerModel> make_bloom(Context& context) { return std::make_unique<Bloom>(context); }
 
 }  // namespace zeroplan::eager

@@ -1,10 +1,5 @@
 #include "models/eager_causal.h"
 
-#include <fmt/format.h>
-
-#include "models/eager_gpt.h"
-#include "models/error.h"
-
 namespace zeroplan::eager {
 
 Head::Head(Context& context, int tied, bool bias) : context_(&context) {
@@ -35,12 +30,6 @@ Tensor CausalModel::forward(const Tensor& ids, const Tensor& labels, Tensor& log
   hidden.drop();
   tape.forward_post(root_, {&loss, &logits});
   return loss;
-}
-
-void refuse_sdpa(const Context& context) {
-  if (context.options.attention == EagerAttention::eager) return;
-  throw InputError(fmt::format("eager step: transformers has no SDPA attention for {} ({}): ask for eager attention",
-                               context.model.family, context.model.name));
 }
 
 Tensor plain_mask(const Context& context) {

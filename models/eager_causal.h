@@ -1,6 +1,9 @@
 #pragma once
 // What causal language models share: the head, the loss, and the loop over blocks with or without checkpointing.
 
+#include <fmt/format.h>
+
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,6 +43,31 @@ class CausalModel : public EagerModel {
   int root_ = -1;
 };
 
+/// The model's layers, modules `path`.0, `path`.1, ...; `more` goes to each between context and path.
+template <class Layer, class... More>
+std::vector<Layer> make_layers(Context& context, const std::string& path, const More&... more) {
+  context.module(path, "ModuleList");
+  std::vector<Layer> layers;
+  for (std::size_t i = 0; i < context.sizes.layers.size(); ++i) {
+    context.layer = static_cast<int>(i);
+    layers.emplace_back(context, more..., fmt::format("{}.{}", path, i));
+  }
+  context.layer = -1;
+  return layers;
+}
+
+/// One layer, checkpointed or not. The inputs' references are gone when it returns.
+template <class Layer>
+Tensors call_layer(const Context& context, const Layer& layer, Tensors inputs, std::size_t positional) {
+  if (context.options.checkpointing) {
+    return context.tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs),
+                                   positional, context.options.reentrant);
+  }
+  Tensors outputs = layer(inputs);
+  inputs.clear();
+  return outputs;
+}
+
 /// Calls each layer on its output before; `arguments(i)` are the other tensors of call i, keyword arguments in the
 /// order in which the caller's dictionary holds them. A layer is called with one list: hidden, then these.
 template <class Layer, class Arguments>
@@ -49,14 +77,7 @@ Tensor run_layers(const Context& context, const std::vector<Layer>& layers, Tens
     const Layer& layer = layers[i];
     Tensors inputs = arguments(i);
     inputs.insert(inputs.begin(), hidden);
-    Tensors outputs;
-    if (context.options.checkpointing) {
-      outputs = context.tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs),
-                                        positional, context.options.reentrant);
-    } else {
-      outputs = layer(inputs);
-      inputs.clear();
-    }
+    Tensors outputs = call_layer(context, layer, std::move(inputs), positional);
     hidden = std::move(outputs[0]);
   }
   return hidden;

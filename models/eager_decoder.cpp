@@ -163,12 +163,7 @@ class Decoder : public CausalModel {
                            style.scaled_embedding ? class_name(style, "TextScaledWordEmbedding") : "Embedding")
                      .as_input();
     if (style.scaled_embedding) embedding_.scale();
-    context.module("model.layers", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, style, fmt::format("model.layers.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<DecoderLayer>(context, "model.layers", style);
     add_ends(context);
     head_ = Head(context, a.tied ? embedding_.weight() : -1, !a.family.names.head_bias.empty());
     softcap_ = context.number("final_logit_softcapping", style.softcap);

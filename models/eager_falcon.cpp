@@ -1,7 +1,5 @@
 // Falcon 7B (one key head) and the new architecture of 40B and 180B (grouped heads): parallel residuals, rotary.
 
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 #include "models/error.h"
 
@@ -189,12 +187,7 @@ class Falcon : public CausalModel {
     const Architecture& a = context.sizes;
     model_ = context.module("transformer", "FalconModel");
     tokens_ = Embedding(context, "transformer.word_embeddings", a.vocab, a.hidden).as_input();
-    context.module("transformer.h", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("transformer.h.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<FalconLayer>(context, "transformer.h");
     norm_ = Norm(context, "transformer.ln_f", "LayerNorm", NormStyle::layer, {a.hidden}, true);
     rotary_ = RotaryEmbedding(context, "transformer.rotary_emb", "FalconRotaryEmbedding", a.head_dim);
     head_ = Head(context, a.tied ? tokens_.weight() : -1, false);
@@ -214,14 +207,7 @@ class Falcon : public CausalModel {
     RotaryTables rotary = rotary_(hidden, positions);
     Tensors outputs;  // holds a block's attention weights until the next block has run
     for (const FalconLayer& layer : layers_) {
-      Tensors inputs = {hidden, mask, positions, rotary.sin, rotary.cos};
-      if (context_->options.checkpointing) {
-        outputs = tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs), 1,
-                                  context_->options.reentrant);
-      } else {
-        outputs = layer(inputs);
-        inputs.clear();
-      }
+      outputs = call_layer(*context_, layer, {hidden, mask, positions, rotary.sin, rotary.cos}, 1);
       hidden = outputs[0];
     }
     Tensor out = norm_(hidden);

@@ -15,7 +15,4 @@ std::unique_ptr<EagerModel> make_bert(Context& context);
 std::unique_ptr<EagerModel> make_gptj(Context& context);
 std::unique_ptr<EagerModel> make_mpt(Context& context);
 
-/// For families that transformers runs with eager attention only. Throws InputError when SDPA is asked for.
-void refuse_sdpa(const Context& context);
-
 }  // namespace zeroplan::eager

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 #include "models/error.h"
 
@@ -136,12 +134,7 @@ class Gpt2 : public CausalModel {
     tokens_ = Embedding(context, "transformer.wte", a.vocab, a.hidden).as_input();
     positions_ = Embedding(context, "transformer.wpe", a.position_rows, a.hidden);
     dropout_ = Dropout(context, "transformer.drop", context.number("embd_pdrop", 0.1));
-    context.module("transformer.h", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("transformer.h.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<Gpt2Block>(context, "transformer.h");
     norm_ = Norm(context, "transformer.ln_f", "LayerNorm", NormStyle::layer, {a.hidden}, true);
     head_ = Head(context, a.tied ? tokens_.weight() : -1, false);
   }

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 
 namespace zeroplan::eager {
@@ -137,12 +135,7 @@ class Neox : public CausalModel {
     model_ = context.module("gpt_neox", "GPTNeoXModel");
     tokens_ = Embedding(context, "gpt_neox.embed_in", a.vocab, a.hidden).as_input();
     dropout_ = Dropout(context, "gpt_neox.emb_dropout", context.number("hidden_dropout", 0));
-    context.module("gpt_neox.layers", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("gpt_neox.layers.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<NeoxLayer>(context, "gpt_neox.layers");
     norm_ = Norm(context, "gpt_neox.final_layer_norm", "LayerNorm", NormStyle::layer, {a.hidden}, true);
     rotary_ = RotaryEmbedding(context, "gpt_neox.rotary_emb", "GPTNeoXRotaryEmbedding",
                               rotary_width(context, a.head_dim, "rotary_pct", kRotaryPart));

@@ -1,7 +1,5 @@
 // GPT-J: eager attention only, scores in fp32, rotary positions looked up in a table a layer.
 
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 
 namespace zeroplan::eager {
@@ -170,12 +168,7 @@ class Gptj : public CausalModel {
     model_ = context.module("transformer", "GPTJModel");
     tokens_ = Embedding(context, "transformer.wte", a.vocab, a.hidden).as_input();
     dropout_ = Dropout(context, "transformer.drop", context.number("embd_pdrop", 0));
-    context.module("transformer.h", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("transformer.h.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<GptjBlock>(context, "transformer.h");
     norm_ = Norm(context, "transformer.ln_f", "LayerNorm", NormStyle::layer, {a.hidden}, true);
     head_ = Head(context, a.tied ? tokens_.weight() : -1, true);
   }
@@ -190,14 +183,7 @@ class Gptj : public CausalModel {
     Tensor hidden = dropout_(embedded);
     Tensors outputs;
     for (const GptjBlock& layer : layers_) {
-      Tensors inputs = {hidden, mask, positions};
-      if (context_->options.checkpointing) {
-        outputs = tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs), 1,
-                                  context_->options.reentrant);
-      } else {
-        outputs = layer(inputs);
-        inputs.clear();
-      }
+      outputs = call_layer(*context_, layer, {hidden, mask, positions}, 1);
       hidden = outputs[0];
     }
     Tensor out = norm_(hidden);
@@ -217,9 +203,6 @@ class Gptj : public CausalModel {
 
 }  // namespace
 
-std::unique_ptr<EagerModel> make_gptj(Context& context) {
-  refuse_sdpa(context);
-  return std::make_unique<Gptj>(context);
-}
+std::unique_ptr<EagerModel> make_gptj(Context& context) { return std::make_unique<Gptj>(context); }
 
 }  // namespace zeroplan::eager

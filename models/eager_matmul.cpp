@@ -6,17 +6,6 @@
 namespace zeroplan::eager {
 namespace {
 
-DType kernel_type(Element type) {
-  switch (type) {
-    case Element::bf16:
-      return DType::bf16;
-    case Element::fp16:
-      return DType::fp16;
-    default:
-      return DType::fp32;
-  }
-}
-
 void gemm_kernel(const Tensor& out, std::int64_t inner) {
   Compute work;
   work.pass = out.tape().pass();

@@ -2,8 +2,6 @@
 
 #include <bit>
 
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 #include "models/error.h"
 
@@ -129,12 +127,7 @@ class Mpt : public CausalModel {
     const Architecture& a = context.sizes;
     model_ = context.module("transformer", "MptModel");
     tokens_ = Embedding(context, "transformer.wte", a.vocab, a.hidden).as_input();
-    context.module("transformer.blocks", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("transformer.blocks.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<MptBlock>(context, "transformer.blocks");
     norm_ = Norm(context, "transformer.norm_f", "LayerNorm", NormStyle::layer, {a.hidden}, false);
     head_ = Head(context, a.tied ? tokens_.weight() : -1, false);
   }
@@ -178,14 +171,7 @@ class Mpt : public CausalModel {
     }
     Tensors outputs;
     for (const MptBlock& layer : layers_) {
-      Tensors inputs = {hidden, mask, bias};
-      if (context_->options.checkpointing) {
-        outputs = tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs), 1,
-                                  context_->options.reentrant);
-      } else {
-        outputs = layer(inputs);
-        inputs.clear();
-      }
+      outputs = call_layer(*context_, layer, {hidden, mask, bias}, 1);
       hidden = outputs[0];
     }
     Tensor out = norm_(hidden);
@@ -205,7 +191,6 @@ class Mpt : public CausalModel {
 }  // namespace
 
 std::unique_ptr<EagerModel> make_mpt(Context& context) {
-  refuse_sdpa(context);
   const Architecture& a = context.sizes;
   if (a.family.qk_norm != QkNorm::none || a.kv_heads != a.heads || a.width != 4 * a.hidden ||
       context.length() > a.max_positions) {

@@ -97,9 +97,12 @@ Tensor dropout(Tensor x, double probability) {
   return out;
 }
 
-Tensor softmax(Tensor x) {
+namespace {
+
+/// One pass over x whose backward needs the result.
+Tensor keeping_result(Tensor x, void (*backward)(BackwardCall&)) {
   Tape& tape = x.tape();
-  const Ref<Node> node = tape.make_node(backward_softmax, {&x});
+  const Ref<Node> node = tape.make_node(backward, {&x});
   Tensor out = tape.allocate(x.sizes(), x.type());
   tape.pointwise_kernel(2 * out.bytes());
   if (node) tape.save(*node, out);
@@ -108,16 +111,11 @@ Tensor softmax(Tensor x) {
   return out;
 }
 
-Tensor log_softmax(Tensor x) {
-  Tape& tape = x.tape();
-  const Ref<Node> node = tape.make_node(backward_pointwise, {&x});
-  Tensor out = tape.allocate(x.sizes(), x.type());
-  tape.pointwise_kernel(2 * out.bytes());
-  if (node) tape.save(*node, out);
-  tape.attach(out, node);
-  x.drop();
-  return out;
-}
+}  // namespace
+
+Tensor softmax(Tensor x) { return keeping_result(std::move(x), backward_softmax); }
+
+Tensor log_softmax(Tensor x) { return keeping_result(std::move(x), backward_pointwise); }
 
 Tensor nll_loss(Tensor log_probabilities, Tensor labels) {
   Tape& tape = log_probabilities.tape();

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include "models/eager_gpt.h"
 
 namespace zeroplan::eager {
@@ -121,12 +119,7 @@ class Opt : public CausalModel {
     if (a.final_norm) {
       norm_ = Norm(context, "model.decoder.final_layer_norm", "LayerNorm", NormStyle::layer, {a.hidden}, true);
     }
-    context.module("model.decoder.layers", "ModuleList");
-    for (std::size_t i = 0; i < a.layers.size(); ++i) {
-      context.layer = static_cast<int>(i);
-      layers_.emplace_back(context, fmt::format("model.decoder.layers.{}", i));
-    }
-    context.layer = -1;
+    layers_ = make_layers<OptLayer>(context, "model.decoder.layers");
     head_ = Head(context, a.tied ? tokens_.weight() : -1, false);
   }
 

@@ -12,17 +12,6 @@ constexpr std::int64_t kFlashHeadStep = 8;  // head sizes are padded to a multip
 
 Tensor empty_like(const Tensor& x) { return x.tape().allocate(x.sizes(), preserved_strides(x), x.type()); }
 
-DType kernel_type(Element type) {
-  switch (type) {
-    case Element::bf16:
-      return DType::bf16;
-    case Element::fp16:
-      return DType::fp16;
-    default:
-      return DType::fp32;
-  }
-}
-
 void attention_kernel(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, bool backward) {
   AttentionWork work;
   work.shape.heads = q.size(1);

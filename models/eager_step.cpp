@@ -1,6 +1,8 @@
 #include "models/eager_step.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 #include <unordered_map>
 
 #include <fmt/format.h>
@@ -57,6 +59,10 @@ void check_adapters(const ModelSpec& model, const EagerOptions& options) {
 
 void check_options(const ModelSpec& model, const EagerOptions& options) {
   check_adapters(model, options);
+  if (options.attention == EagerAttention::sdpa && usual_attention(model) != EagerAttention::sdpa) {
+    throw InputError(fmt::format("eager step: transformers has no SDPA attention for {} ({}): ask for eager attention",
+                                 model.family, model.name));
+  }
   if (options.tokens.batch < 1 || options.tokens.seq_len < 1) {
     throw InputError("eager step: expected a micro-batch and a sequence of at least 1");
   }
@@ -68,7 +74,6 @@ void check_options(const ModelSpec& model, const EagerOptions& options) {
 
 std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   const std::string& family = context.model.family;
-  if (family == "gpt_oss") refuse_sdpa(context);
   if (const eager::DecoderStyle* style = eager::find_decoder_style(family)) return make_decoder(context, *style);
   if (family == "gpt2") return make_gpt2(context);
   if (family == "gpt_neox") return make_gpt_neox(context);
@@ -83,6 +88,12 @@ std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
 }
 
 }  // namespace
+
+EagerAttention usual_attention(const ModelSpec& model) {
+  constexpr std::array<std::string_view, 4> kWithoutSdpa = {"bloom", "gpt_oss", "gptj", "mpt"};
+  const bool none = std::ranges::find(kWithoutSdpa, model.family) != kWithoutSdpa.end();
+  return none ? EagerAttention::eager : EagerAttention::sdpa;
+}
 
 EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
   check_options(model, options);

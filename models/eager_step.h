@@ -69,6 +69,9 @@ struct EagerStep {
   std::vector<EagerEvent> events;
 };
 
+/// What transformers runs for the model when nobody asks: SDPA, but for families that have none.
+EagerAttention usual_attention(const ModelSpec& model);
+
 /// Throws InputError naming the family or the option when no eager graph is known for it; never approximates silently.
 EagerStep eager_step(const ModelSpec& model, const EagerOptions& options);
 

@@ -350,15 +350,8 @@ class T5Stack {
     Tensor hidden = dropout_(embedded);
     for (const T5Block& block : blocks_) {
       Tensors inputs = {hidden, mask, bias, states, Tensor(), cross_bias};
-      Tensors outputs;
-      if (context_->options.checkpointing) {
-        const std::size_t positional = inputs.size();
-        outputs = tape.checkpoint([&block](const Tensors& again) { return block(again); }, std::move(inputs),
-                                  positional, context_->options.reentrant);
-      } else {
-        outputs = block(inputs);
-        inputs.clear();
-      }
+      const std::size_t positional = inputs.size();
+      Tensors outputs = call_layer(*context_, block, std::move(inputs), positional);
       hidden = std::move(outputs[0]);
       bias = std::move(outputs[1]);
       cross_bias = std::move(outputs[2]);

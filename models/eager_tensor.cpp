@@ -7,6 +7,17 @@
 
 namespace zeroplan::eager {
 
+DType kernel_type(Element type) {
+  switch (type) {
+    case Element::bf16:
+      return DType::bf16;
+    case Element::fp16:
+      return DType::fp16;
+    default:
+      return DType::fp32;
+  }
+}
+
 void Dims::insert(int at, std::int64_t value) {
   push_back(value);
   for (int i = size_ - 1; i > at; --i) std::swap((*this)[i], (*this)[i - 1]);

@@ -44,6 +44,8 @@ class Dims {
 };
 
 enum class Element : std::uint8_t { bf16, fp16, fp32, fp64, i64, i32, boolean };
+/// What kernels on such elements compute in; fp32 for all that is not 16 bits wide.
+DType kernel_type(Element type);
 std::int64_t bytes_of(Element type);
 /// Floating types promote to the wider one; integers and booleans give way.
 Element promote(Element a, Element b);

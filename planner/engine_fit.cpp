@@ -7,7 +7,6 @@
 #include <map>
 #include <tuple>
 
-#include "models/error.h"
 #include "sim/cost_model.h"
 
 namespace zeroplan {
@@ -60,23 +59,9 @@ struct EngineFitter::State {
     options.tokens = w.tokens;
     options.checkpointing = w.checkpointing;
     options.type = w.type;
+    options.attention = usual_attention(model);
     options.lora_rank = w.lora_rank;
-    return steps.emplace(key, in_its_attention(options)).first->second;
-  }
-
-  /// transformers refuses SDPA for some families (BLOOM, MPT, GPT-J, gpt-oss) and runs eager attention.
-  EagerStep in_its_attention(EagerOptions options) const {
-    try {
-      return eager_step(model, options);
-    } catch (const InputError&) {
-      options.attention = EagerAttention::eager;
-    }
-    try {
-      return eager_step(model, options);
-    } catch (const InputError&) {
-      options.attention = EagerAttention::sdpa;
-    }
-    return eager_step(model, options);  // what it says of the usual attention
+    return steps.emplace(key, eager_step(model, options)).first->second;
   }
 
   EngineEnvironment environment(const EngineWorkload& w, int shard_ranks) {
