@@ -19,7 +19,9 @@ std::string folded(std::string_view text) {
   return result;
 }
 
-// Levenshtein distance, one row at a time.
+}  // namespace
+
+// One row at a time.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -34,8 +36,6 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   }
   return row[b.size()];
 }
-
-}  // namespace
 
 std::vector<std::string> nearest_names(std::string_view text, std::span<const std::string> candidates,
                                        std::size_t count) {

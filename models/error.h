@@ -28,6 +28,9 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
+/// Levenshtein distance: insertions, deletions and replacements of one character.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
 /// The (at most `count`) candidates nearest to `text` by edit distance, case-insensitive, ignoring '-', '_' and
 /// blanks; nearest first, ties in the order given. Candidates further than half of their length are left out
 /// unless nothing is nearer.

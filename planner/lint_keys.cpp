@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
+#include "models/error.h"
 #include "models/json_text.h"
 #include "planner/lint_parts.h"
 
@@ -22,21 +22,6 @@ std::string folded(std::string_view text) {
     result += c == '-' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   }
   return result;
-}
-
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row[b.size()];
 }
 
 std::string in_quotes(std::string_view key) { return json_quoted(key, kLongestShown); }
@@ -329,7 +314,7 @@ std::string slip_of(std::string_view text, const std::vector<std::string>& names
     const std::string other = folded(name);
     const std::size_t longer = std::max(other.size(), wanted.size()), shorter = std::min(other.size(), wanted.size());
     if (longer - shorter > allowed || shorter < 3) continue;
-    const std::size_t found = distance(wanted, other);
+    const std::size_t found = edit_distance(wanted, other);
     if (found < best_distance) best = name, best_distance = found;
   }
   return best;

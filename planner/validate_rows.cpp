@@ -9,26 +9,11 @@
 #include "models/error.h"
 #include "models/model_spec.h"
 #include "planner/engine_prediction.h"
+#include "planner/row_values.h"
 
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kMany = std::int64_t{1} << 40;
-
-std::int64_t integer(const JsonValue& row, std::string_view key, std::int64_t otherwise) {
-  const JsonValue* value = row.find(key);
-  return value == nullptr ? otherwise : value->as_int(0, kMany);
-}
-/// 0, 1, false or true.
-bool flag(const JsonValue& row, std::string_view key, bool otherwise) {
-  const JsonValue* value = row.find(key);
-  if (value == nullptr) return otherwise;
-  return value->kind() == JsonValue::Kind::boolean ? value->as_bool() : value->as_int(0, 1) == 1;
-}
-std::string text_of(const JsonValue& row, std::string_view key, const std::string& otherwise) {
-  const JsonValue* value = row.find(key);
-  return value == nullptr ? otherwise : value->as_string();
-}
 Bytes gib(const JsonValue& value) { return Bytes(value.as_real(0, 1e9) * kGiB); }
 
 /// What the measuring scripts change in a published configuration: no dropout, no sliding window, embeddings of Llama's
@@ -55,26 +40,18 @@ ModelSpec as_measured(const ModelSpec& published) {
 /// Two of the measured names are not the catalog's.
 std::string catalog_name(const std::string& name) { return name == "mistral-7b" ? "mistral-7b-v0.1" : name; }
 
-DType type_of(const JsonValue& row) {
-  const std::string name = text_of(row, "prec", "bf16");
-  if (name == "bf16") return DType::bf16;
-  if (name == "fp16") return DType::fp16;
-  if (name == "fp32") return DType::fp32;
-  throw InputError(fmt::format("prec: expected bf16, fp16 or fp32, found \"{}\"", name));
-}
-
 EagerOptions eager_options(const JsonValue& row) {
   EagerOptions options;
-  options.tokens = {integer(row, "mb", 1), integer(row, "seq", 1)};
-  options.checkpointing = flag(row, "ac", false);
-  options.reentrant = flag(row, "reentrant", false);
-  const std::string attention = text_of(row, "attn", "sdpa");
+  options.tokens = {row_integer(row, "mb", 1), row_integer(row, "seq", 1)};
+  options.checkpointing = row_flag(row, "ac", false);
+  options.reentrant = row_flag(row, "reentrant", false);
+  const std::string attention = row_text(row, "attn", "sdpa");
   if (attention != "sdpa" && attention != "eager") {
     throw InputError(fmt::format("attn: expected sdpa or eager, found \"{}\"", attention));
   }
   options.attention = attention == "eager" ? EagerAttention::eager : EagerAttention::sdpa;
-  options.type = type_of(row);
-  options.lora_rank = integer(row, "lora", 0);
+  options.type = row_precision(row);
+  options.lora_rank = row_integer(row, "lora", 0);
   return options;
 }
 
@@ -89,31 +66,31 @@ std::string members_text(const ConfigText& row, std::string_view key) {
 /// The configuration that the measuring script gave DeepSpeed (tools/measure_deepspeed.py).
 DeepSpeedJob deepspeed_job(const JsonValue& row, std::string_view text) {
   const ConfigText file = ConfigText::parse(std::string(text), "row");
-  const std::string precision = text_of(row, "prec", "bf16");
+  const std::string precision = row_text(row, "prec", "bf16");
   std::string config = fmt::format(
       R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": 1.0,
           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-5}}}}, "zero_optimization": {{"stage": {}{}}}{})",
-      integer(row, "mb", 1), integer(row, "gas", 1), integer(row, "stage", 0), members_text(file, "zero"),
+      row_integer(row, "mb", 1), row_integer(row, "gas", 1), row_integer(row, "stage", 0), members_text(file, "zero"),
       members_text(file, "extra"));
   if (precision != "fp32") config += fmt::format(R"(, "{}": {{"enabled": true}})", precision);
   config += "}";
   DeepSpeedJob job;
   job.config = read_deepspeed_config(ConfigText::parse(config, "row"));
   job.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
-  job.accumulation = static_cast<int>(integer(row, "gas", 1));
-  job.zero_init = flag(row, "zero_init", false);
+  job.accumulation = static_cast<int>(row_integer(row, "gas", 1));
+  job.zero_init = row_flag(row, "zero_init", false);
   return job;
 }
 
 Fsdp2Options fsdp2_options(const JsonValue& row) {
   Fsdp2Options options;
   options.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
-  options.shard_ranks = static_cast<int>(integer(row, "shard", 0));
-  options.reshard_after_forward = options.reshard_root = flag(row, "reshard", true);
-  options.offload = flag(row, "offload", false);
-  if (flag(row, "pure_bf16", false)) {
+  options.shard_ranks = static_cast<int>(row_integer(row, "shard", 0));
+  options.reshard_after_forward = options.reshard_root = row_flag(row, "reshard", true);
+  options.offload = row_flag(row, "offload", false);
+  if (row_flag(row, "pure_bf16", false)) {
     options.parameters = options.reduction = DType::bf16;
-  } else if (!flag(row, "reduce_fp32", true)) {
+  } else if (!row_flag(row, "reduce_fp32", true)) {
     options.reduction = DType::bf16;
   }
   return options;
@@ -123,12 +100,12 @@ Fsdp2Options fsdp2_options(const JsonValue& row) {
 void check_parameters(const JsonValue& row, const EagerStep& step, bool with_adapters) {
   const JsonValue* measured = row.find("params");
   if (measured == nullptr) return;
-  const bool adapters = integer(row, "lora", 0) > 0;
+  const bool adapters = row_integer(row, "lora", 0) > 0;
   std::int64_t count = 0;
   for (const EagerParameter& parameter : step.parameters) {
     if (!adapters || with_adapters || !parameter.trainable) count += parameter.elements;
   }
-  const std::int64_t expected = measured->as_int(0, kMany);
+  const std::int64_t expected = measured->as_int(0, kManyInRow);
   if (count != expected) {
     throw InputError(
         fmt::format("the model has {} parameters, the row says {}", format_count(count), format_count(expected)));
@@ -137,8 +114,8 @@ void check_parameters(const JsonValue& row, const EagerStep& step, bool with_ada
 
 /// What PyTorch can have of the card that a row names: 139.8 GiB of an H200 are usable (data/groundtruth/README.md).
 AllocatorOptions allocator_of(const JsonValue& row, const EngineEnvironment& environment) {
-  AllocatorOptions options = parse_allocator_options(text_of(row, "env", ""));
-  if (text_of(row, "gpu", "NVIDIA H200") == "NVIDIA H200") {
+  AllocatorOptions options = parse_allocator_options(row_text(row, "env", ""));
+  if (row_text(row, "gpu", "NVIDIA H200") == "NVIDIA H200") {
     options.capacity = static_cast<std::int64_t>((139.8_GiB - environment.context - environment.libraries).base());
   }
   return options;
@@ -196,12 +173,12 @@ Verdict verdict_of(const JsonValue& row, const std::string& label, const EngineP
 ModelSpec model_as_measured(const std::string& name) { return as_measured(find_model(catalog_name(name))); }
 
 std::string RowPredictor::describe(const JsonValue& row) {
-  std::string text = text_of(row, "model", "?");
-  if (row.find("n") != nullptr) text += fmt::format(", {} ranks", integer(row, "n", 1));
-  if (row.find("stage") != nullptr) text += fmt::format(", stage {}", integer(row, "stage", 0));
-  text += fmt::format(", {} x {}", integer(row, "mb", 1), integer(row, "seq", 1));
-  if (integer(row, "gas", 1) > 1) text += fmt::format(" x {}", integer(row, "gas", 1));
-  if (flag(row, "ac", false)) text += ", checkpointed";
+  std::string text = row_text(row, "model", "?");
+  if (row.find("n") != nullptr) text += fmt::format(", {} ranks", row_integer(row, "n", 1));
+  if (row.find("stage") != nullptr) text += fmt::format(", stage {}", row_integer(row, "stage", 0));
+  text += fmt::format(", {} x {}", row_integer(row, "mb", 1), row_integer(row, "seq", 1));
+  if (row_integer(row, "gas", 1) > 1) text += fmt::format(" x {}", row_integer(row, "gas", 1));
+  if (row_flag(row, "ac", false)) text += ", checkpointed";
   for (const char* key : {"attn", "prec", "env", "zero", "extra", "lora", "shard", "reshard", "offload", "pure_bf16",
                           "reduce_fp32", "reentrant", "zero_init"}) {
     const JsonValue* value = row.find(key);
@@ -213,7 +190,7 @@ std::string RowPredictor::describe(const JsonValue& row) {
 }
 
 const CostModel* RowPredictor::cost_of(const JsonValue& row, DType type) {
-  std::string gpu = text_of(row, "gpu", "");
+  std::string gpu = row_text(row, "gpu", "");
   if (gpu.starts_with("NVIDIA ")) gpu = gpu.substr(7);
   if (gpu.empty()) return nullptr;
   const auto [entry, fresh] = costs_.try_emplace(gpu + " " + std::string(to_string(type)));
@@ -252,7 +229,7 @@ std::vector<Comparison> RowPredictor::activations(const JsonValue& row) {
                     row.line(),
                     describe(row),
                     predicted,
-                    Bytes(static_cast<double>(measured->as_int(0, kMany << 10))),
+                    Bytes(static_cast<double>(measured->as_int(0, kManyInRow << 10))),
                     {},
                     {}});
   };
@@ -295,7 +272,7 @@ RowPredictor::Answer RowPredictor::fsdp2(const JsonValue& row) {
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
   const EnginePrediction prediction =
-      predict_fsdp2(step, options.tokens, static_cast<int>(integer(row, "gas", 1)), engine, environment);
+      predict_fsdp2(step, options.tokens, static_cast<int>(row_integer(row, "gas", 1)), engine, environment);
   Answer answer;
   answer.row = describe(row);
   answer.verdicts.push_back(verdict_of(row, answer.row, prediction));

@@ -5,28 +5,14 @@
 #include <algorithm>
 
 #include "models/error.h"
+#include "planner/row_values.h"
 #include "planner/validate_rows.h"
 #include "planner/validate_step_time.h"
 
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kMany = std::int64_t{1} << 40;
 constexpr std::int64_t kManyTokens = 4096;  // above, kernels decide; below, the host does (step-time.md section 6)
-
-std::int64_t integer(const JsonValue& row, std::string_view key, std::int64_t otherwise) {
-  const JsonValue* value = row.find(key);
-  return value == nullptr ? otherwise : value->as_int(0, kMany);
-}
-bool flag(const JsonValue& row, std::string_view key, bool otherwise) {
-  const JsonValue* value = row.find(key);
-  if (value == nullptr) return otherwise;
-  return value->kind() == JsonValue::Kind::boolean ? value->as_bool() : value->as_int(0, 1) == 1;
-}
-std::string text_of(const JsonValue& row, std::string_view key, const std::string& otherwise) {
-  const JsonValue* value = row.find(key);
-  return value == nullptr ? otherwise : value->as_string();
-}
 
 /// Sum over forward, backward and update of the median of all steps but the first.
 Seconds median_step(const JsonValue& phases) {
@@ -61,7 +47,7 @@ bool on_host(const JsonValue& row, std::string_view what) {
   const JsonValue* zero = row.find("zero");
   const JsonValue* offload = zero == nullptr ? nullptr : zero->find(what);
   if (offload == nullptr) return false;
-  const std::string device = text_of(*offload, "device", "none");
+  const std::string device = row_text(*offload, "device", "none");
   if (device == "none") return false;
   if (device != "cpu") throw InputError("step time: offload to " + device + " is not modelled");
   return true;
@@ -69,25 +55,25 @@ bool on_host(const JsonValue& row, std::string_view what) {
 
 void set_deepspeed(const JsonValue& row, EngineTimeRun& run) {
   run.engine = TimedEngine::deepspeed;
-  run.stage = static_cast<int>(integer(row, "stage", 0));
+  run.stage = static_cast<int>(row_integer(row, "stage", 0));
   run.optimizer = OptimizerSoftware::deepspeed;
   if (on_host(row, "offload_optimizer")) {
     run.offload_optimizer = OffloadedOptimizer::host;
-    run.pinned = flag(row.at("zero").at("offload_optimizer"), "pin_memory", false);
+    run.pinned = row_flag(row.at("zero").at("offload_optimizer"), "pin_memory", false);
   }
   run.offload_parameters = on_host(row, "offload_param");
   const JsonValue* extra = row.find("extra");
   const JsonValue* types = extra == nullptr ? nullptr : extra->find("data_types");
-  run.fp32_gradients = types != nullptr && text_of(*types, "grad_accum_dtype", "") == "fp32";
+  run.fp32_gradients = types != nullptr && row_text(*types, "grad_accum_dtype", "") == "fp32";
 }
 
 void set_fsdp2(const JsonValue& row, EngineTimeRun& run) {
   run.engine = TimedEngine::fsdp2;
-  run.stage = flag(row, "reshard", true) ? 3 : 2;
-  run.shard_ranks = static_cast<int>(integer(row, "shard", 0));
+  run.stage = row_flag(row, "reshard", true) ? 3 : 2;
+  run.shard_ranks = static_cast<int>(row_integer(row, "shard", 0));
   run.optimizer = OptimizerSoftware::torch_fused;
-  run.reduction = flag(row, "reduce_fp32", true) && !flag(row, "pure_bf16", false) ? DType::fp32 : DType::bf16;
-  if (flag(row, "offload", false)) {
+  run.reduction = row_flag(row, "reduce_fp32", true) && !row_flag(row, "pure_bf16", false) ? DType::fp32 : DType::bf16;
+  if (row_flag(row, "offload", false)) {
     run.offload_optimizer = OffloadedOptimizer::host;
     run.offload_parameters = true;
   }
@@ -95,18 +81,10 @@ void set_fsdp2(const JsonValue& row, EngineTimeRun& run) {
 
 std::string group_of(const JsonValue& row, const EngineTimeRun& run) {
   if (run.offload_optimizer != OffloadedOptimizer::none || run.offload_parameters) return "offload";
-  if (integer(row, "lora", 0) > 0) return "LoRA";
+  if (row_integer(row, "lora", 0) > 0) return "LoRA";
   if (run.type == DType::fp32 || run.attention == AttentionSoftware::unfused) return "fp32 or eager attention";
   if (run.engine == TimedEngine::deepspeed && run.stage == 3) return "ZeRO-3, hooks on the host";
   return run.tokens.tokens() > kManyTokens ? "more than 4096 tokens" : "at most 4096 tokens";
-}
-
-DType type_of(const JsonValue& row) {
-  const std::string name = text_of(row, "prec", "bf16");
-  if (name == "bf16") return DType::bf16;
-  if (name == "fp16") return DType::fp16;
-  if (name == "fp32") return DType::fp32;
-  throw InputError(fmt::format("prec: expected bf16, fp16 or fp32, found \"{}\"", name));
 }
 
 }  // namespace
@@ -130,17 +108,17 @@ std::optional<MeasuredStep> GroundtruthSteps::read(const JsonValue& row, const s
   row.find("stage") != nullptr ? set_deepspeed(row, run) : set_fsdp2(row, run);
   run.communicates = false;
   run.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
-  run.tokens = {integer(row, "mb", 1), integer(row, "seq", 1)};
-  run.accumulation = integer(row, "gas", 1);
-  run.recompute = flag(row, "ac", false) ? TimedRecompute::full : TimedRecompute::none;
-  run.early_stop = !flag(row, "reentrant", false);
-  run.type = type_of(row);
-  const std::string attention = text_of(row, "attn", "sdpa");
+  run.tokens = {row_integer(row, "mb", 1), row_integer(row, "seq", 1)};
+  run.accumulation = row_integer(row, "gas", 1);
+  run.recompute = row_flag(row, "ac", false) ? TimedRecompute::full : TimedRecompute::none;
+  run.early_stop = !row_flag(row, "reentrant", false);
+  run.type = row_precision(row);
+  const std::string attention = row_text(row, "attn", "sdpa");
   if (attention != "sdpa" && attention != "eager")
     throw InputError(fmt::format("attn: expected sdpa or eager, found \"{}\"", attention));
   if (attention == "eager") run.attention = AttentionSoftware::unfused;
-  step.machine = measuring_machine(text_of(row, "gpu", "NVIDIA H200"));
-  step.model = model_of(step.kind, integer(row, "lora", 0));
+  step.machine = measuring_machine(row_text(row, "gpu", "NVIDIA H200"));
+  step.model = model_of(step.kind, row_integer(row, "lora", 0));
   step.measured = median_step(*phases);
   step.groups = {group_of(row, run)};
   return step;
