@@ -113,11 +113,12 @@ Outcome run_plan(const Arguments& arguments) {
   extra.num_tokens = flags.workload.num_tokens();
   extra.command = command_of(arguments);
   extra.fix_command = fix_command(arguments, answer);
+  std::optional<ExportSet> exports;
   if (folder && best != nullptr) {
-    const ExportSet exports = export_fitted(*best, answer);
-    extra.written = write_files(*folder, exports.files);
+    exports = export_fitted(*best, answer);
+    extra.written = write_files(*folder, exports->files);
     extra.written_to = shell_quoted(flags.out);
-    for (const std::string& note : exports.notes) outcome.notes.push_back("note: " + note);
+    for (const std::string& note : exports->notes) outcome.notes.push_back("note: " + note);
   } else if (folder) {
     outcome.notes.push_back(fmt::format("--out: nothing fits, nothing was written to {}", flags.out));
   }
@@ -126,7 +127,9 @@ Outcome run_plan(const Arguments& arguments) {
   } else {
     if (best != nullptr) {
       extra.advice = advise(answer, *best);
-      if (best->plan.engine == Engine::zeroplan) extra.under_deepspeed = under_deepspeed(*best, answer);
+      if (best->plan.engine == Engine::zeroplan) {
+        extra.under_deepspeed = exports ? exports->under_deepspeed : under_deepspeed(*best, answer);
+      }
     }
     outcome.out = report_plan(answer, extra, stdout_style());
   }

@@ -84,6 +84,7 @@ class Fitting {
     result.exported.plan = plan;
     try {
       result.fit = fitter_.deepspeed_text(result.exported.json, workload_of(plan));
+      result.as_planned = describe(*result.fit);
     } catch (const InputError& e) {
       result.unknown = e.what();
     }
@@ -97,38 +98,41 @@ class Fitting {
       Plan smallest = place;
       checkpoint_everything(smallest, subject_.model);
       while (smallest.micro_batch % 2 == 0) halve_micro_batch(smallest);
-      if (!fits(as(smallest))) continue;
-      return noted(largest_that_fits(place, smallest), planned);
+      const DeepspeedFit least = as(smallest);
+      if (fits(least)) return noted(largest_that_fits(place, least), planned);
     }
     DeepspeedFit none = planned;
     none.exported.notes.insert(none.exported.notes.begin(),
                                "deepspeed.json: does not fit under DeepSpeed, with smaller micro-batches, every layer "
                                "checkpointed and states on the host neither: " +
-                                   describe(*planned.fit) + ".");
+                                   planned.as_planned + ".");
     return none;
   }
 
  private:
   static bool fits(const DeepspeedFit& f) { return f.fit && f.fit->fits(); }
 
-  // From the plan's own micro-batch down; `smallest` is known to fit.
-  DeepspeedFit largest_that_fits(const Plan& place, const Plan& smallest) {
+  // From the plan's own micro-batch down; `least`, the smallest, fits, and the subject's plan does not.
+  DeepspeedFit largest_that_fits(const Plan& place, const DeepspeedFit& least) {
     Plan plan = place;
-    DeepspeedFit found = as(plan);
-    if (fits(found)) return found;
+    if (!(place == subject_.plan)) {
+      const DeepspeedFit found = as(plan);
+      if (fits(found)) return found;
+    }
     checkpoint_everything(plan, subject_.model);
-    while (plan.micro_batch > smallest.micro_batch) {
-      found = as(plan);
+    while (plan.micro_batch > least.plan.micro_batch) {
+      const DeepspeedFit found = as(plan);
       if (fits(found)) return found;
       halve_micro_batch(plan);
     }
-    return as(smallest);
+    return least;
   }
 
   DeepspeedFit noted(DeepspeedFit found, const DeepspeedFit& planned) const {
+    found.as_planned = planned.as_planned;
     found.exported.notes.insert(found.exported.notes.begin(),
                                 fmt::format("deepspeed.json: {}: as the plan has it DeepSpeed would take {}.",
-                                            changes(subject_.plan, found.plan), describe(*planned.fit)));
+                                            changes(subject_.plan, found.plan), planned.as_planned));
     return found;
   }
 

@@ -15,6 +15,7 @@ struct DeepspeedFit {
   Plan plan;                     // as DeepSpeed is to run it
   std::optional<EngineFit> fit;  // of it; none when it cannot be predicted
   std::string unknown;           // then: why
+  std::string as_planned;        // describe() of the plan's own deepspeed.json, unchanged; empty: cannot be predicted
 };
 
 /// The plan itself if it fits; else the first that does of: every layer checkpointed, smaller micro-batches, stage 3,

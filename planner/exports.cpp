@@ -103,6 +103,7 @@ ExportSet export_fitted(const Candidate& candidate, const Answer& answer) {
   const FsdpExport fsdp = export_fsdp(subject);
   ExportSet set;
   set.notes = notes_of(deepspeed.exported, fsdp);
+  set.under_deepspeed = deepspeed.as_planned;
   set.files = files_of(subject, std::move(deepspeed.exported), fsdp);
   return set;
 }
@@ -110,8 +111,7 @@ ExportSet export_fitted(const Candidate& candidate, const Answer& answer) {
 std::string under_deepspeed(const Candidate& candidate, const Answer& answer) {
   const ExportSubject subject = subject_of(candidate, answer);
   EngineFitter fitter(subject.model, subject.machine, subject.margin);
-  const DeepspeedFit planned = deepspeed_as_planned(subject, fitter);
-  return planned.fit ? describe(*planned.fit) : "";
+  return deepspeed_as_planned(subject, fitter).as_planned;
 }
 
 std::vector<std::string> export_notes(const Candidate& candidate, const Answer& answer) {

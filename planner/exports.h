@@ -24,6 +24,7 @@ std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& a
 struct ExportSet {
   std::vector<ExportFile> files;   // as export_files()
   std::vector<std::string> notes;  // as export_notes()
+  std::string under_deepspeed;     // as under_deepspeed()
 };
 ExportSet export_fitted(const Candidate& candidate, const Answer& answer);
 
