@@ -1,18 +1,16 @@
 // zeroplan run PLAN.json: trains with the plan and measures it.
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
-#include <thread>
 
 #include "cli/available_memory.h"
 #include "cli/command_line.h"
@@ -22,6 +20,7 @@
 #include "models/error.h"
 #include "models/measured.h"
 #include "planner/prediction.h"
+#include "runtime/probe.h"
 #include "runtime/process_communicator.h"
 #include "runtime/rank_environment.h"
 #include "runtime/train_report.h"
@@ -60,14 +59,7 @@ void add_to(CommandLine& line, Flags& f) {
 }
 
 std::int64_t whole(const std::string& text, std::string_view flag, std::int64_t least, std::int64_t otherwise) {
-  if (text.empty()) return otherwise;
-  char* end = nullptr;
-  errno = 0;
-  const long long value = std::strtoll(text.c_str(), &end, 10);
-  if (errno != 0 || *end != '\0' || value < least) {
-    throw InputError(fmt::format("{}: expected a whole number of at least {}, got \"{}\"", flag, least, text));
-  }
-  return value;
+  return text.empty() ? otherwise : parse_integer(text, flag, least, std::numeric_limits<std::int64_t>::max());
 }
 
 double positive(const std::string& text, std::string_view flag, bool zero_allowed, double otherwise) {
@@ -79,14 +71,6 @@ double positive(const std::string& text, std::string_view flag, bool zero_allowe
         fmt::format("{}: expected a {} number, got \"{}\"", flag, zero_allowed ? "non-negative" : "positive", text));
   }
   return value;
-}
-
-/// Cores that this process may use.
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 TrainOptions options_of(const Flags& f, const PlanFile& file) {
@@ -104,7 +88,7 @@ TrainOptions options_of(const Flags& f, const PlanFile& file) {
   o.resume = f.resume;
   o.export_to = f.export_to;
   o.memory.nvme_directory = f.nvme;
-  o.cores = usable_cores();
+  o.cores = host_facts().cores;
   o.ranks_here = std::min(file.plan.ranks, file.machine.gpus_per_node);
   if (f.checkpoint.empty() && f.resume) throw InputError("--resume: needs --checkpoint DIR to resume from");
   if (f.checkpoint.empty() && !f.checkpoint_every.empty())

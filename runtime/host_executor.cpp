@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <stdexcept>
 
 #include "models/error.h"
@@ -31,11 +32,11 @@ std::vector<int> group_members(Group group, const Plan& plan, int rank) {
 class Groups {
  public:
   Groups(const Schedule& schedule, const Plan& plan, World& world) {
-    std::map<std::pair<Group, Stream>, bool> used;
+    std::set<std::pair<Group, Stream>> used;
     for (const Op& op : schedule.ops()) {
-      if (const auto* c = std::get_if<Collective>(&schedule.work(op))) used[{c->group, op.stream}] = true;
+      if (const auto* c = std::get_if<Collective>(&schedule.work(op))) used.insert({c->group, op.stream});
     }
-    for (const auto& [key, unused] : used) {
+    for (const auto& key : used) {
       const int channel = static_cast<int>(key.first) * kNumStreams + static_cast<int>(key.second);
       made_[key] = world.communicator(group_members(key.first, plan, world.rank()), channel);
     }

@@ -15,7 +15,6 @@ namespace {
 std::vector<std::uint32_t> unfolded(const Schedule& schedule) {
   std::vector<std::uint32_t> order;
   const auto repeats = schedule.repeats();
-  std::size_t next = 0;
   // Recursion over nested blocks, as Repeat describes them.
   const auto walk = [&](auto&& self, std::uint32_t begin, std::uint32_t end, std::size_t first) -> std::size_t {
     std::size_t r = first;
@@ -31,7 +30,7 @@ std::vector<std::uint32_t> unfolded(const Schedule& schedule) {
     }
     return r;
   };
-  next = walk(walk, 0, static_cast<std::uint32_t>(schedule.ops().size()), next);
+  walk(walk, 0, static_cast<std::uint32_t>(schedule.ops().size()), 0);
   return order;
 }
 

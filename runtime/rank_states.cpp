@@ -64,30 +64,31 @@ RankStates::RankStates(const RankContext& context) : context_(context) {
 void RankStates::load(const Use& fill) {
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (blocks_[i].padded == 0) continue;
-    load_weights(static_cast<int>(i), blocks_[i], fill);
-    load_optimizer(static_cast<int>(i), blocks_[i], fill);
+    if (blocks_[i].weights) load_whole_weights(static_cast<int>(i), blocks_[i], fill);
+    load_own(static_cast<int>(i), blocks_[i], fill);
   }
 }
 
-void RankStates::load_weights(int block, const Block& b, const Use& fill) {
+void RankStates::load_whole_weights(int block, const Block& b, const Use& fill) {
+  std::vector<float> master;
+  for (std::int64_t at = 0; at < b.padded; at += kChunk) {
+    const FlatRange range{block, at, std::min(b.padded, at + kChunk)};
+    master.resize(static_cast<std::size_t>(range.count()));
+    fill(range, {master, {}, {}});
+    write_weights(*b.weights, at, master);
+  }
+}
+
+void RankStates::write_weights(BufferId to, std::int64_t at, std::span<const float> master) const {
   const Precision& p = context_.plan.precision;
   const std::int64_t size = size_of(p.weights);
-  const std::int64_t begin = b.weights ? 0 : b.begin, end = b.weights ? b.padded : b.begin + b.count;
-  const BufferId to = b.weights ? *b.weights : b.shard.value();
-  std::vector<float> master;
-  std::vector<std::byte> weights;
-  for (std::int64_t at = begin; at < end; at += kChunk) {
-    const FlatRange range{block, at, std::min(end, at + kChunk)};
-    master.resize(static_cast<std::size_t>(range.count()));
-    weights.resize(bytes_for(range.count(), size));
-    fill(range, {master, {}, {}});
-    to_weights(p, master, weights);
-    write(to, (at - begin) * size, weights);
-  }
+  std::vector<std::byte> weights(bytes_for(static_cast<std::int64_t>(master.size()), size));
+  to_weights(p, master, weights);
+  write(to, at * size, weights);
 }
 
 // On disk a buffer is written in one piece: its parts do not begin at disk blocks.
-void RankStates::load_optimizer(int block, const Block& b, const Use& fill) {
+void RankStates::load_own(int block, const Block& b, const Use& fill) {
   const Precision& p = context_.plan.precision;
   const std::size_t half = bytes_for(b.count, size_of(p.states));
   std::vector<float> master(static_cast<std::size_t>(b.count));
@@ -95,6 +96,10 @@ void RankStates::load_optimizer(int block, const Block& b, const Use& fill) {
   const std::span<std::byte> both(moments);
   fill({block, b.begin, b.begin + b.count}, {master, both.first(half), both.subspan(half)});
   write(b.moments.value(), 0, moments);
+  for (std::int64_t at = 0; b.shard && at < b.count; at += kChunk) {
+    const auto part = static_cast<std::size_t>(std::min(kChunk, b.count - at));
+    write_weights(*b.shard, at, std::span<const float>(master).subspan(static_cast<std::size_t>(at), part));
+  }
   if (!b.master) return;
   if (!p.split_master) return write(*b.master, 0, std::as_bytes(std::span(master)));
   std::vector<std::uint16_t> weights(master.size());

@@ -36,8 +36,12 @@ class RankStates {
     std::int64_t count = 0;
   };
 
-  void load_weights(int block, const Block& b, const Use& fill);
-  void load_optimizer(int block, const Block& b, const Use& fill);
+  /// All of a block's weights, where every rank holds them.
+  void load_whole_weights(int block, const Block& b, const Use& fill);
+  /// What the rank updates: its shard of the weights, master and moments, each asked for once.
+  void load_own(int block, const Block& b, const Use& fill);
+  /// Rounds to the compute type, from element `at` of the buffer on.
+  void write_weights(BufferId to, std::int64_t at, std::span<const float> master) const;
   void save_range(int block, const Block& b, std::int64_t begin, std::int64_t end, const Use& use);
   /// Bytes [offset, offset + size) of a buffer, on disk or not.
   void read(BufferId buffer, std::int64_t offset, std::span<std::byte> to) const;
