@@ -1,6 +1,7 @@
 #include "runtime/disk_queue.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +21,18 @@ std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return valu
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return round_down(value + multiple - 1, multiple); }
 
 bool worth_retrying(std::int64_t result) { return result == -EAGAIN || result == -EINTR; }
+
+// The system's text for an error of a write that ends at `end` in its file, or for none (0: it moves nothing). A write
+// that crosses the limit of the file size is cut there; the file system then refuses the odd length of direct I/O
+// (EINVAL), moves nothing, or says that the file is too large, as it does for every write beyond.
+std::string write_error(int code, std::int64_t end) {
+  rlimit limit{};
+  const bool perhaps = code == EINVAL || code == EFBIG || code == 0;
+  if (perhaps && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      static_cast<rlim_t>(end) > limit.rlim_cur)
+    return fmt::format("{}: the limit of a file (RLIMIT_FSIZE) is {} bytes", std::strerror(EFBIG), limit.rlim_cur);
+  return code == 0 ? "nothing was written" : std::strerror(code);
+}
 
 }  // namespace
 
@@ -116,11 +129,11 @@ class DiskQueue::Transfer {
   void finish(const DiskCompletion& completion) {
     Slot& slot = slots_[static_cast<std::size_t>(completion.slot)];
     if (completion.result < 0 && !worth_retrying(completion.result)) {
-      fail(slot, std::strerror(static_cast<int>(-completion.result)));
+      fail(slot, system_error(slot, static_cast<int>(-completion.result)));
     } else if (completion.result > slot.size - slot.done) {
       fail(slot, fmt::format("{} bytes moved, more than asked", completion.result));
     } else if (completion.result == 0) {
-      fail(slot, reading() ? "the file ends here: somebody cut it" : "nothing was written");
+      fail(slot, reading() ? "the file ends here: somebody cut it" : system_error(slot, 0));
     } else {
       advance(slot, completion.result);
     }
@@ -143,12 +156,17 @@ class DiskQueue::Transfer {
       return;
     }
     if (++slot.stalls > rules_.stall_retries) {
-      fail(slot, fmt::format("no progress in {} attempts{}{}", slot.stalls, result < 0 ? ": " : "",
-                             result < 0 ? std::strerror(static_cast<int>(-result)) : ""));
+      const int code = result < 0 ? static_cast<int>(-result) : 0;
+      fail(slot, fmt::format("no progress in {} attempts{}{}", slot.stalls, code != 0 || !reading() ? ": " : "",
+                             code != 0 || !reading() ? system_error(slot, code) : ""));
       return;
     }
     constexpr int kLongest = 10'000;
     std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 << std::min(slot.stalls, 10), kLongest)));
+  }
+
+  std::string system_error(const Slot& slot, int code) const {
+    return reading() ? std::strerror(code) : write_error(code, slot.piece.offset + slot.size);
   }
 
   // The first failure is the one that is told.
