@@ -17,7 +17,7 @@ expect() {
     ((failed += 1))
   fi
 }
-run() { timeout 60 "$zeroplan" "$@" >out 2>err </dev/null; }
+run() { timeout 120 "$zeroplan" "$@" >out 2>err </dev/null; }
 exits() {
   local code="$1"
   shift
@@ -139,7 +139,7 @@ done
 port=$((10000 + $$ % 20000))  # below the ports that the system gives to clients
 rank() {  # rank R SIZE ARGUMENT...
   local r="$1" size="$2"
-  RANK=$r WORLD_SIZE=$size LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 "$zeroplan" "${@:3}" >out.$r 2>err.$r </dev/null
+  RANK=$r WORLD_SIZE=$size LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 120 "$zeroplan" "${@:3}" >out.$r 2>err.$r </dev/null
 }
 both() {
   rank 1 2 "$@" &

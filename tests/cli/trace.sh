@@ -14,7 +14,7 @@ if ! command -v python3 >/dev/null; then echo "trace: skipped, there is no pytho
 # One plan for every stream and kind of link.
 for name in batch_4_none pcie update_device states_nvme reduce_step; do
   plan="$examples/remedies/$name.json"
-  timeout 60 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
+  timeout 120 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
   traces+=("$name.trace")
 done
 python3 "$here/check_trace.py" "${traces[@]}" || ((failed += 1))
