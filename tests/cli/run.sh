@@ -124,9 +124,9 @@ deadline = time.time() + 50
 while not glob.glob(folder + '/step-*/manifest.json') and time.time() < deadline and run.poll() is None:
     time.sleep(0.02)
 second = subprocess.run(command + ['--steps', '1', '--resume'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                        stderr=subprocess.PIPE, text=True, timeout=50)
+                        stderr=subprocess.PIPE, text=True, timeout=120)
 run.send_signal(number)
-code = run.wait(timeout=20)
+code = run.wait(timeout=120)
 sys.exit(not (code == -number and second.returncode == 2 and 'another run' in second.stderr))
 PY
 }
