@@ -3,24 +3,32 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/files.h"
+#include "cli/values.h"
 #include "models/error.h"
 #include "planner/validate.h"
 
 namespace zeroplan {
 
 Outcome run_validate(const Arguments& arguments) {
-  CommandLine line("validate",
-                   "Predictions beside measured rows: errors per source and quantity, and the rows that could not be "
-                   "predicted.",
-                   "Example:\n  zeroplan validate tests/data/groundtruth/fsdp2_h200.jsonl");
+  CommandLine line(
+      "validate",
+      "Predictions beside measured rows: errors per source and quantity, runs that are called to fit and did "
+      "not and the reverse, and the rows that could not be predicted.",
+      "Example:\n  zeroplan validate tests/data/groundtruth/fsdp2_h200.jsonl");
   std::vector<std::string> files;
+  std::string margin;
   bool json = false;
-  line.positionals("FILE", "JSON lines with the columns of data/groundtruth or data/activations; required", files);
+  line.positionals("FILE",
+                   "JSON lines with the columns of data/groundtruth or data/activations, or CSV with those of "
+                   "data/published; required",
+                   files);
+  line.value("--margin", "PERCENT", "Part of a card that stays free where a run is called to fit [3%]", margin);
   line.toggle("--json", "JSON with stable keys on stdout", json);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};
   if (files.empty()) throw InputError("validate: expected at least one FILE");
+  const double free = margin.empty() ? kVerdictMargin : parse_margin(margin, "--margin");
   Validation validation;
-  for (const std::string& file : files) validate_rows(read_text_file(file), file, validation);
+  for (const std::string& file : files) validate_rows(read_text_file(file), file, validation, free);
   return {json ? validation_json(validation) : validation_text(validation), {}, kDone};
 }
 

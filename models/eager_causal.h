@@ -59,7 +59,8 @@ std::vector<Layer> make_layers(Context& context, const std::string& path, const 
 /// One layer, checkpointed or not. The inputs' references are gone when it returns.
 template <class Layer>
 Tensors call_layer(const Context& context, const Layer& layer, Tensors inputs, std::size_t positional) {
-  if (context.options.checkpointing) {
+  const bool checkpointed = ++context.layers_called % context.options.checkpoint_every == 0;
+  if (context.options.checkpointing && checkpointed) {
     return context.tape.checkpoint([&layer](const Tensors& again) { return layer(again); }, std::move(inputs),
                                    positional, context.options.reentrant);
   }

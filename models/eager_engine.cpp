@@ -176,6 +176,8 @@ void Tape::recompute(CheckpointFrame& frame) {
   CheckpointFrame* const outer = std::exchange(frame_, &frame);
   const Pass pass = pass_;
   frame.packed = 0;
+  frame.next_kept = 0;
+  frame.matmuls = 0;
   try {
     rerun(frame, frame.inputs);
   } catch (const StopRecomputation&) {
@@ -203,6 +205,15 @@ Tensors Tape::checkpoint(std::function<Tensors(const Tensors&)> function, Tensor
   frame_ = outer;
   return outputs;
 }
+
+bool Tape::keeps_next_matmul() {
+  if (!keeps_operators_ || hooks_ == SavedHooks::none) return false;
+  return ++frame_->matmuls % 2 == 1;
+}
+
+void Tape::keep(const Tensor& out) { frame_->kept.push_back(alias(out, out.sizes(), out.strides())); }
+
+Tensor Tape::take_kept() { return std::move(frame_->kept.at(frame_->next_kept++)); }
 
 namespace {
 

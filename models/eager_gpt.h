@@ -14,5 +14,7 @@ std::unique_ptr<EagerModel> make_bloom(Context& context);
 std::unique_ptr<EagerModel> make_bert(Context& context);
 std::unique_ptr<EagerModel> make_gptj(Context& context);
 std::unique_ptr<EagerModel> make_mpt(Context& context);
+/// MPT as MosaicML's llm-foundry runs it. Throws InputError for what its graph does not hold.
+std::unique_ptr<EagerModel> make_llm_foundry(Context& context);
 
 }  // namespace zeroplan::eager

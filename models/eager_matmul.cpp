@@ -121,7 +121,7 @@ Tensor fold(Tensor x) {
 Tensor mm(Tensor a, Tensor b) {
   const Ref<Node> node = a.tape().make_node(backward_matrix, {&a, &b});
   save_operands(node, a, b, 0, false);
-  Tensor out = product(a, b, false);
+  Tensor out = a.tape().kept(a.tape().keeps_next_matmul(), [&] { return product(a, b, false); });
   return finish(a, b, std::move(out), node);
 }
 

@@ -26,6 +26,7 @@ struct Context {
   std::string prefix;  // before every name: peft's wrapper
   int layer = -1;      // the block under construction
   int next_layer = 0;  // of models with several stacks
+  mutable int layers_called = 0;
 
   std::int64_t batch() const { return options.tokens.batch; }
   std::int64_t length() const { return options.tokens.seq_len; }

@@ -46,14 +46,18 @@ Tensor flash(Tensor q, Tensor k, Tensor v, bool causal) {
     node->numbers[0] = causal ? 1 : 0;
     for (const Tensor* input : {&k, &q, &v}) tape.save(*node, *input);
   }
-  Tensor out = empty_like(q);
-  Tensor log_sum = tape.allocate({q.size(0), q.size(1), q.size(2)}, Element::fp32);
-  Tensor seed = tape.allocate({2}, Element::i64);
-  Tensor offset = tape.allocate({1}, Element::i64);
-  Tensor debug = tape.allocate({0}, q.type());
-  attention_kernel(q, k, v, causal, false);
+  const bool keeps = tape.keeps_attention();
+  const auto output = [&](const Dims& sizes, Element type) {
+    return tape.kept(keeps, [&] { return tape.allocate(sizes, type); });
+  };
+  Tensor out = tape.kept(keeps, [&] { return empty_like(q); });
+  Tensor log_sum = output({q.size(0), q.size(1), q.size(2)}, Element::fp32);
+  Tensor seed = output({2}, Element::i64);
+  Tensor offset = output({1}, Element::i64);
+  Tensor debug = output({0}, q.type());
+  if (!keeps || !tape.recomputing()) attention_kernel(q, k, v, causal, false);
   if (node) {
-    for (const Tensor* output : {&log_sum, &out, &seed, &offset}) tape.save(*node, *output);
+    for (const Tensor* made : {&log_sum, &out, &seed, &offset}) tape.save(*node, *made);
   }
   tape.attach(out, node);
   drop(debug, offset, seed, log_sum);

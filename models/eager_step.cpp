@@ -57,9 +57,20 @@ void check_adapters(const ModelSpec& model, const EagerOptions& options) {
   }
 }
 
+void check_checkpointing(const EagerOptions& options) {
+  if (options.checkpoint_every < 1) {
+    throw InputError(fmt::format("eager step: checkpoint_every: expected 1 or more, got {}", options.checkpoint_every));
+  }
+  if (options.keeps_operators && (!options.checkpointing || options.reentrant)) {
+    throw InputError("eager step: keeps_operators needs checkpointing that is not reentrant");
+  }
+}
+
 void check_options(const ModelSpec& model, const EagerOptions& options) {
   check_adapters(model, options);
-  if (options.attention == EagerAttention::sdpa && usual_attention(model) != EagerAttention::sdpa) {
+  check_checkpointing(options);
+  const bool transformers = options.code == EagerCode::transformers;
+  if (transformers && options.attention == EagerAttention::sdpa && usual_attention(model) != EagerAttention::sdpa) {
     throw InputError(fmt::format("eager step: transformers has no SDPA attention for {} ({}): ask for eager attention",
                                  model.family, model.name));
   }
@@ -74,6 +85,7 @@ void check_options(const ModelSpec& model, const EagerOptions& options) {
 
 std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   const std::string& family = context.model.family;
+  if (context.options.code != EagerCode::transformers) return make_llm_foundry(context);
   if (const eager::DecoderStyle* style = eager::find_decoder_style(family)) return make_decoder(context, *style);
   if (family == "gpt2") return make_gpt2(context);
   if (family == "gpt_neox") return make_gpt_neox(context);
@@ -106,6 +118,7 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
   {
     eager::Tape tape(step);
     eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1, 0};
+    if (options.keeps_operators) tape.keep_operators();
     const bool adapts = options.lora_rank > 0;
     if (adapts) {  // peft's two wrappers
       context.module("", "PeftModelForCausalLM");

@@ -30,6 +30,9 @@ struct CheckpointFrame {
   Tensors recomputed;
   std::vector<bool> alive;  // saved variable i still exists
   std::size_t packed = 0;   // in this run of the region
+  Tensors kept;             // outputs of operators that selective checkpointing keeps, in order
+  std::size_t next_kept = 0;
+  int matmuls = 0;  // in this run of the region
   bool has_recomputed = false;
   static void destroy(CheckpointFrame* frame);
 };
@@ -127,6 +130,23 @@ class Tape {
   void forward_end();
 
   /// torch.utils.checkpoint of `function`, as the options say.
+  /// Selective checkpointing: checkpointed regions keep every second matrix product and their attention
+  /// (torchtitan's policy; torch.utils.checkpoint's create_selective_checkpoint_contexts).
+  void keep_operators() { keeps_operators_ = true; }
+  /// In a region's forward: whether the next matrix product's output is kept; when it runs again: whether it was.
+  bool keeps_next_matmul();
+  bool keeps_attention() const { return keeps_operators_ && hooks_ != SavedHooks::none; }
+  /// A kept output: `make()` in forward, the tensor of then when the region runs again. `keeps`: false: always make().
+  template <class Make>
+  Tensor kept(bool keeps, Make make) {
+    if (!keeps) return make();
+    if (hooks_ == SavedHooks::recompute) return take_kept();
+    Tensor out = make();
+    keep(out);
+    return out;
+  }
+  bool recomputing() const { return hooks_ == SavedHooks::recompute; }
+
   Tensors checkpoint(std::function<Tensors(const Tensors&)> function, Tensors inputs, std::size_t positional,
                      bool reentrant);
   void recompute(CheckpointFrame& frame);
@@ -157,6 +177,8 @@ class Tape {
   Tensors checkpoint_reentrant(const Ref<CheckpointFrame>& frame);
 
   EagerStep& step_;
+  void keep(const Tensor& out);
+  Tensor take_kept();
   std::int32_t next_storage_ = 0;
   std::uint64_t next_sequence_ = 0;
   bool grad_enabled_ = true;
@@ -164,6 +186,7 @@ class Tape {
   SavedHooks hooks_ = SavedHooks::none;
   CheckpointFrame* frame_ = nullptr;
   std::vector<Tensor> parameters_;
+  bool keeps_operators_ = false;
   std::vector<Ref<Node>> accumulators_;
   std::vector<Node*> dying_;
   bool burying_ = false;

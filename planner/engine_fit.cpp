@@ -47,20 +47,26 @@ struct EngineFitter::State {
   const ModelSpec& model;
   const MachineSpec& machine;
   double margin;
-  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t>;
+  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t, EagerAttention, int, bool, EagerCode>;
   std::map<Key, EagerStep> steps;
   std::map<std::pair<int, DType>, MachineCostModel> costs;  // by shard ranks
 
   const EagerStep& step(const EngineWorkload& w) {
-    const Key key{w.tokens.batch, w.tokens.seq_len, w.checkpointing, w.type, w.lora_rank};
+    const EagerAttention attention = w.attention.value_or(usual_attention(model));
+    const Key key{w.tokens.batch, w.tokens.seq_len,   w.checkpointing,   w.type, w.lora_rank,
+                  attention,      w.checkpoint_every, w.keeps_operators, w.code};
     const auto found = steps.find(key);
     if (found != steps.end()) return found->second;
     EagerOptions options;
     options.tokens = w.tokens;
     options.checkpointing = w.checkpointing;
     options.type = w.type;
-    options.attention = usual_attention(model);
+    options.attention = attention;
     options.lora_rank = w.lora_rank;
+    options.checkpoint_every = w.checkpoint_every;
+    options.keeps_operators = w.keeps_operators;
+    options.code = w.code;
+    options.keeps_output = w.code != EagerCode::transformers;  // Composer's state.outputs
     return steps.emplace(key, eager_step(model, options)).first->second;
   }
 
@@ -117,10 +123,11 @@ EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWor
   job.config = config;
   job.ranks = w.ranks;
   job.accumulation = static_cast<int>(w.accumulation);
+  job.ranks_per_node = state_->machine.gpus_per_node;
   job.zero_init = config.stage == 3;  // launch.sh asks for it
   check(job);
   job.rank = deepspeed_worst_rank(step, job);
-  EngineFit fit = state_->fit(w, w.ranks, [&](const EngineEnvironment& environment) {
+  EngineFit fit = state_->fit(w, job.shard_ranks(), [&](const EngineEnvironment& environment) {
     return predict_deepspeed(step, w.tokens, job, environment);
   });
   fit.rank = job.rank;

@@ -33,6 +33,11 @@ struct EngineWorkload {
   bool checkpointing = false;  // of every layer
   DType type = DType::bf16;
   std::int64_t lora_rank = 0;  // adapters on the linear layers of the blocks, all else frozen; 0: all is trained
+  // As EagerOptions has them:
+  std::optional<EagerAttention> attention = std::nullopt;  // none: usual_attention()
+  int checkpoint_every = 1;
+  bool keeps_operators = false;
+  EagerCode code = EagerCode::transformers;
 };
 
 struct EngineFit {

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
+#include "planner/validate_memory.h"
 #include "planner/validate_rows.h"
 
 namespace zeroplan {
@@ -82,6 +83,17 @@ void add_step_times(const std::string& source, std::span<const MeasuredStep> ste
   add_skipped(source, skipped, validation);
 }
 
+void validate_published_memory(std::string_view text, const std::string& name, double margin, Validation& validation) {
+  PublishedMemory memory = read_published_memory(text, name, margin);
+  for (Verdict& verdict : memory.verdicts) {
+    verdict.source = name;
+    validation.verdicts.push_back(std::move(verdict));
+  }
+  add_tables(name, memory.comparisons, validation);
+  for (const SkippedStep& each : memory.skipped)
+    validation.unpredicted.push_back({name, each.line, each.row, "memory: " + each.reason});
+}
+
 void validate_published_steps(std::string_view text, const std::string& name, Validation& validation) {
   const MeasuredSteps steps = read_published_steps(text, name);
   validation.rows += steps.rows;
@@ -130,6 +142,12 @@ std::string_view to_string(Measured quantity) {
       return "fwd_peak";
     case Measured::bwd_peak:
       return "bwd_peak";
+    case Measured::published_reserved:
+      return "published_reserved";
+    case Measured::published_allocated:
+      return "published_allocated";
+    case Measured::published_used:
+      return "published_used";
   }
   return "";
 }
@@ -146,9 +164,22 @@ std::string_view to_string(RowGroup group) {
   return "";
 }
 
-int Validation::verdict_errors() const {
-  return static_cast<int>(std::count_if(verdicts.begin(), verdicts.end(),
-                                        [](const Verdict& each) { return each.measured_fits != each.predicted_fits; }));
+int Validation::verdict_errors() const { return static_cast<int>(std::ranges::count_if(verdicts, &Verdict::wrong)); }
+
+std::vector<VerdictTable> Validation::verdict_tables() const {
+  std::vector<VerdictTable> by_source;
+  for (const Verdict& each : verdicts) {
+    auto found = std::ranges::find(by_source, each.source, &VerdictTable::source);
+    if (found == by_source.end()) {
+      VerdictTable fresh;
+      fresh.source = each.source;
+      by_source.push_back(fresh);
+      found = std::prev(by_source.end());
+    }
+    ++(each.measured_fits ? found->fitted : found->out_of_memory);
+    if (each.wrong()) ++(each.measured_fits ? found->called_too_large : found->called_fitting);
+  }
+  return by_source;
 }
 
 namespace {
@@ -174,18 +205,19 @@ void refuse_other_text(std::string_view text, const std::string& name) {
 
 }  // namespace
 
-void validate_rows(std::string_view text, const std::string& name, Validation& validation) {
+void validate_rows(std::string_view text, const std::string& name, Validation& validation, double margin) {
   text = without_mark(text);
   const int rows = validation.rows;
   if (is_published_table(text)) {
     validate_published_steps(text, name, validation);
+    validate_published_memory(text, name, margin, validation);
     if (validation.rows == rows) throw InputError(fmt::format("{}: expected rows below the header, found none", name));
     return;
   }
   refuse_other_text(text, name);
   GroundtruthSteps timed;
   std::vector<MeasuredStep> steps;
-  RowPredictor predictor;
+  RowPredictor predictor(margin);
   std::vector<Comparison> comparisons;
   int line = 0;
   while (!text.empty()) {
@@ -219,6 +251,30 @@ void validate_rows(std::string_view text, const std::string& name, Validation& v
   add_step_times(name, steps, validation);
 }
 
+namespace {
+
+std::string verdict_text(const Validation& validation) {
+  if (validation.verdicts.empty()) return "";
+  std::string out =
+      fmt::format("\nFits or not: {} rows, {} wrong\n", validation.verdicts.size(), validation.verdict_errors());
+  for (const VerdictTable& table : validation.verdict_tables()) {
+    out += fmt::format(
+        "  {}: {} fitted, {} of them called \"does not fit\" ({:.1f} %); {} out of memory, {} called \"fits\"\n",
+        table.source, table.fitted, table.called_too_large,
+        table.fitted == 0 ? 0.0 : 100.0 * table.called_too_large / table.fitted, table.out_of_memory,
+        table.called_fitting);
+  }
+  for (const Verdict& each : validation.verdicts) {
+    if (!each.wrong()) continue;
+    out += fmt::format("  {} row {}: {}: called \"{}\", needs {} of {} {}\n", each.source, each.line, each.row,
+                       each.predicted_fits ? "fits" : "does not fit", format_gib(each.need), format_gib(each.capacity),
+                       each.why);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string validation_text(const Validation& validation) {
   std::string out = fmt::format("{} rows, {} not predicted\n", validation.rows, validation.unpredicted.size());
   std::string source;
@@ -240,14 +296,7 @@ std::string validation_text(const Validation& validation) {
     }
   }
   out += step_time_text(validation.step_times);
-  if (!validation.verdicts.empty()) {
-    out += fmt::format("\nFits or not: {} rows, {} wrong\n", validation.verdicts.size(), validation.verdict_errors());
-    for (const Verdict& each : validation.verdicts) {
-      if (each.measured_fits == each.predicted_fits) continue;
-      out += fmt::format("  {} row {}: {}: called \"{}\" {}\n", each.source, each.line, each.row,
-                         each.predicted_fits ? "fits" : "does not fit", each.why);
-    }
-  }
+  out += verdict_text(validation);
   return out + unpredicted_text(validation);
 }
 
@@ -299,9 +348,20 @@ std::string validation_json(const Validation& validation) {
   for (const Verdict& each : validation.verdicts) {
     root["verdicts"].push_back({{"source", each.source},
                                 {"row", each.line},
+                                {"id", each.id},
                                 {"measured_fits", each.measured_fits},
                                 {"predicted_fits", each.predicted_fits},
+                                {"need_bytes", each.need.base()},
+                                {"capacity_bytes", each.capacity.base()},
                                 {"why", each.why}});
+  }
+  root["verdict_tables"] = Json::array();
+  for (const VerdictTable& table : validation.verdict_tables()) {
+    root["verdict_tables"].push_back({{"source", table.source},
+                                      {"fitted", table.fitted},
+                                      {"called_too_large", table.called_too_large},
+                                      {"out_of_memory", table.out_of_memory},
+                                      {"called_fitting", table.called_fitting}});
   }
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";  // rows may hold any bytes
 }

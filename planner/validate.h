@@ -24,8 +24,11 @@ enum class Measured : std::uint8_t {
   saved,        // activations alive after forward, peaks of forward and backward above parameters
   fwd_peak,
   bwd_peak,
+  published_reserved,  // what a row of data/published prints as its peak, by the counter that it names
+  published_allocated,
+  published_used,  // nvidia-smi
 };
-inline constexpr int kNumMeasured = 11;
+inline constexpr int kNumMeasured = 14;
 std::string_view to_string(Measured quantity);
 
 /// Rows of one source that are averaged together. Stage 3's reserved memory depends on timing, so it has a table of its
@@ -56,9 +59,19 @@ struct Unpredicted {
 struct Verdict {
   std::string source;
   int line = 0;
+  std::string id;  // of data/published
   std::string row;
   bool measured_fits = true, predicted_fits = true;
-  std::string why;  // the allocator's message when it is predicted not to fit
+  Bytes need, capacity;  // device memory with the host in step with the GPU; of the card, margin taken off
+  std::string why;       // the allocator's message when it is predicted not to fit
+  bool wrong() const { return measured_fits != predicted_fits; }
+};
+
+/// Verdicts of one source.
+struct VerdictTable {
+  std::string source;
+  int fitted = 0, called_too_large = 0;       // runs that fitted; of them: called "does not fit"
+  int out_of_memory = 0, called_fitting = 0;  // runs that did not; of them: called "fits"
 };
 
 struct ErrorTable {
@@ -81,11 +94,18 @@ struct Validation {
   std::vector<Verdict> verdicts;
   int rows = 0;  // read
   int verdict_errors() const;
+  /// In the order of sources.
+  std::vector<VerdictTable> verdict_tables() const;
 };
 
-/// One file's text: JSON lines, or CSV with the columns of data/published (step times). `name` stands in tables and
-/// messages. Appends to `validation`. Throws InputError for what is no JSON object a line.
-void validate_rows(std::string_view text, const std::string& name, Validation& validation);
+/// Share of a card that has to stay free for "fits" (issue 6).
+inline constexpr double kVerdictMargin = 0.03;
+
+/// One file's text: JSON lines, or CSV with the columns of data/published (step times, whether the run fits, printed
+/// peaks). `name` stands in tables and messages; verdicts leave `margin` of the card free. Appends to `validation`.
+/// Throws InputError for what is no JSON object a line.
+void validate_rows(std::string_view text, const std::string& name, Validation& validation,
+                   double margin = kVerdictMargin);
 
 /// Tables for people.
 std::string validation_text(const Validation& validation);

@@ -79,6 +79,7 @@ DeepSpeedJob deepspeed_job(const JsonValue& row, std::string_view text) {
   job.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
   job.accumulation = static_cast<int>(row_integer(row, "gas", 1));
   job.zero_init = row_flag(row, "zero_init", false);
+  job.ranks_per_node = static_cast<int>(row_integer(row, "ndev", 0));  // as the measuring script told DeepSpeed
   return job;
 }
 
@@ -112,12 +113,16 @@ void check_parameters(const JsonValue& row, const EagerStep& step, bool with_ada
   }
 }
 
-/// What PyTorch can have of the card that a row names: 139.8 GiB of an H200 are usable (data/groundtruth/README.md).
+/// 139.8 GiB of an H200 are usable (data/groundtruth/README.md); nothing: another card.
+std::optional<Bytes> card_of(const JsonValue& row) {
+  return row_text(row, "gpu", "NVIDIA H200") == "NVIDIA H200" ? std::optional(139.8_GiB) : std::nullopt;
+}
+
+/// What PyTorch can have of the card that a row names.
 AllocatorOptions allocator_of(const JsonValue& row, const EngineEnvironment& environment) {
   AllocatorOptions options = parse_allocator_options(row_text(row, "env", ""));
-  if (row_text(row, "gpu", "NVIDIA H200") == "NVIDIA H200") {
-    options.capacity = static_cast<std::int64_t>((139.8_GiB - environment.context - environment.libraries).base());
-  }
+  if (const auto card = card_of(row))
+    options.capacity = static_cast<std::int64_t>((*card - environment.context - environment.libraries).base());
   return options;
 }
 
@@ -156,15 +161,27 @@ void compare_steady(Comparisons& list, const JsonValue& row, const EnginePredict
   list.add(Measured::device_used, prediction.device_used, row.find("device_used_gib"));
 }
 
-Verdict verdict_of(const JsonValue& row, const std::string& label, const EnginePrediction& prediction) {
+/// On the card with `margin` of it left free: what needs more is played again within that, as the allocator may give
+/// cached memory back. `predict(environment)` as `prediction` came from.
+template <class Predict>
+Verdict verdict_of(const JsonValue& row, const std::string& label, const EnginePrediction& prediction,
+                   EngineEnvironment environment, double margin, Predict predict) {
   Verdict verdict;
   verdict.line = row.line();
   verdict.row = label;
   verdict.measured_fits = row.find("oom") == nullptr;
-  verdict.predicted_fits = !prediction.memory.out_of_memory.has_value();
-  if (!verdict.predicted_fits) {
-    verdict.why = prediction.memory.failed_at + ": " + prediction.memory.out_of_memory->message();
+  const Bytes outside = prediction.device_used - prediction.reserved;
+  verdict.need = std::max(prediction.memory.peak_reserved, prediction.reserved_low) + outside;
+  RunMemory memory = prediction.memory;
+  if (const auto card = card_of(row)) {
+    verdict.capacity = *card * (1 - margin);
+    if (!memory.out_of_memory && verdict.need > verdict.capacity) {
+      environment.allocator.capacity = static_cast<std::int64_t>((verdict.capacity - outside).base());
+      memory = predict(environment).memory;
+    }
   }
+  verdict.predicted_fits = !memory.out_of_memory.has_value();
+  if (!verdict.predicted_fits) verdict.why = memory.failed_at + ": " + memory.out_of_memory->message();
   return verdict;
 }
 
@@ -247,10 +264,11 @@ RowPredictor::Answer RowPredictor::deepspeed(const JsonValue& row, std::string_v
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
   environment.cost = cost_of(row, options.type);
-  const EnginePrediction prediction = predict_deepspeed(step, options.tokens, job, environment);
+  const auto predict = [&](const EngineEnvironment& e) { return predict_deepspeed(step, options.tokens, job, e); };
+  const EnginePrediction prediction = predict(environment);
   Answer answer;
   answer.row = describe(row);
-  answer.verdicts.push_back(verdict_of(row, answer.row, prediction));
+  answer.verdicts.push_back(verdict_of(row, answer.row, prediction, environment, margin_, predict));
   if (prediction.memory.steps.empty() || row.at("peaks").items().empty()) return answer;
   const bool stage_3 = job.config.stage == 3;
   Comparisons list(row, answer.row, stage_3 ? RowGroup::stage_3 : RowGroup::stages_0_to_2);
@@ -271,11 +289,13 @@ RowPredictor::Answer RowPredictor::fsdp2(const JsonValue& row) {
   check_parameters(row, step, true);
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
-  const EnginePrediction prediction =
-      predict_fsdp2(step, options.tokens, static_cast<int>(row_integer(row, "gas", 1)), engine, environment);
+  const auto predict = [&](const EngineEnvironment& e) {
+    return predict_fsdp2(step, options.tokens, static_cast<int>(row_integer(row, "gas", 1)), engine, e);
+  };
+  const EnginePrediction prediction = predict(environment);
   Answer answer;
   answer.row = describe(row);
-  answer.verdicts.push_back(verdict_of(row, answer.row, prediction));
+  answer.verdicts.push_back(verdict_of(row, answer.row, prediction, environment, margin_, predict));
   if (prediction.memory.steps.empty() || row.at("peaks").items().empty()) return answer;
   Comparisons list(row, answer.row, RowGroup::all);
   compare_steady(list, row, prediction, false);

@@ -20,6 +20,8 @@ ModelSpec model_as_measured(const std::string& name);
 /// Predicts rows; keeps eager steps, which many rows share.
 class RowPredictor {
  public:
+  /// `margin`: share of the card that a verdict leaves free.
+  explicit RowPredictor(double margin) : margin_(margin) {}
   struct Answer {
     std::string row;
     std::vector<Comparison> comparisons;
@@ -39,6 +41,7 @@ class RowPredictor {
   Answer deepspeed(const JsonValue& row, std::string_view text);
   Answer fsdp2(const JsonValue& row);
 
+  double margin_;
   std::map<std::string, EagerStep> steps_;
   std::map<std::string, std::unique_ptr<MachineCostModel>> costs_;
 };

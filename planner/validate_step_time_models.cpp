@@ -49,6 +49,7 @@ GpuSpec gpu_of(const std::string& text) {
     GpuSpec gpu = find_gpu("H100-SXM5-80GB");
     gpu.name = "H100-96GB";
     gpu.memory_bandwidth = 2400.0_GBps;
+    gpu.memory = 95.0_GiB;  // as torchtitan's logs print it (column gpu_mem_gb)
     return gpu;
   }
   if (text == "V100") return find_gpu("V100-SXM2-32GB");
@@ -153,6 +154,17 @@ std::string config_of(const Cells& cells) {
   nlohmann::ordered_json config = gpt_config(cells, "gpt2");
   if (cells.stated("ffn_hidden")) config["n_inner"] = cells.integer("ffn_hidden");
   return config.dump();
+}
+
+std::optional<ModelSpec> catalog_model_of(const Cells& cells) {
+  if (cells.stated("hidden")) return std::nullopt;  // the row has the shape
+  std::string name = cells.text("model");
+  name = name.substr(name.rfind('/') + 1);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::vector<std::string> known = model_names();
+  if (std::find(known.begin(), known.end(), name) == known.end()) return std::nullopt;
+  return find_model(name);
 }
 
 MachineSpec machine_of(const Cells& cells) {

@@ -36,12 +36,15 @@ void refuse_experts(const Cells& cells) {
   if (cells.number("ep", 1) > 1 || has(cells.text("zero_variant"), "MoE")) throw InputError("MoE");
 }
 
-void refuse_what_is_not_modelled(const Cells& cells) {
+void refuse_what_was_not_measured(const Cells& cells) {
   if (cells.text("status") != "ok") throw InputError("no step was measured (" + cells.text("status") + ")");
   if (cells.contains("value_kind", "recalled") || cells.contains("value_kind", "ratio"))
     throw InputError("no measured step (" + cells.text("value_kind") + ")");
   if (cells.contains("extra_notes", "includes evaluation")) throw InputError("the step includes evaluation or saving");
   refuse_experts(cells);
+}
+
+void refuse_what_is_not_modelled(const Cells& cells) {
   if (cells.number("pp", 1) > 1) throw InputError("pipeline parallelism");
   if (cells.number("cp", 1) > 1) throw InputError("context parallelism");
   const std::string precision = lower(cells.text("precision"));
@@ -248,36 +251,87 @@ std::string PublishedRows::describe(const CsvTable::Row& row) const {
   return text;
 }
 
-MeasuredStep PublishedRows::read(const CsvTable::Row& row) {
-  const Cells cells(table_, row);
-  if (!cells.whole()) throw InputError("more or fewer cells than the header");
+void PublishedRows::read_engine(const Cells& cells, MeasuredStep& step) {
   refuse_what_is_not_modelled(cells);
-  MeasuredStep step;
-  step.line = row.line;
-  step.row = describe(row);
-  step.kind = cells.text("model");
   step.run.engine = engine_of(cells);
-  EngineTimeRun& run = step.run;
-  run.stage = static_cast<int>(cells.integer("zero_stage_equiv"));
-  run.tensor_parallel = static_cast<int>(std::max<std::int64_t>(1, cells.integer("tp", 1)));
-  const std::string config = config_of(cells);
-  step.machine = machine_of(cells);
-  run.ranks = step.machine.ranks() / run.tensor_parallel;
-  if (cells.contains("zero_variant", "HYBRID") || cells.contains("zero_variant", "HSDP"))
-    run.shard_ranks = std::min(run.ranks, step.machine.gpus_per_node);
-  set_batch(cells, run);
-  set_offload(cells, run.engine, run);
-  set_precision(cells, run.engine, run);
-  set_software(cells, run);
-  step.measured = measured_step(cells, run);
-  if (!(step.measured > Seconds() && step.measured < kLongestStep)) throw InputError("the measured step is no time");
+  step.run.stage = static_cast<int>(cells.integer("zero_stage_equiv"));
+  step.run.tensor_parallel = static_cast<int>(std::max<std::int64_t>(1, cells.integer("tp", 1)));
+  step.kind = cells.text("model");
+}
+
+std::shared_ptr<const ModelSpec> PublishedRows::model_of(const Cells& cells, const std::string& config) {
   std::shared_ptr<const ModelSpec>& model = models_[config];
   if (!model) model = std::make_shared<const ModelSpec>(read_model(config, cells.text("model")));
   check_parameters(cells, *model);
-  step.model = model;
+  return model;
+}
+
+namespace {
+
+void read_machine(const Cells& cells, MeasuredStep& step) {
+  step.machine = machine_of(cells);
+  step.run.ranks = step.machine.ranks() / step.run.tensor_parallel;
+  if (cells.contains("zero_variant", "HYBRID") || cells.contains("zero_variant", "HSDP"))
+    step.run.shard_ranks = std::min(step.run.ranks, step.machine.gpus_per_node);
+}
+
+void read_settings(const Cells& cells, MeasuredStep& step) {
+  set_offload(cells, step.run.engine, step.run);
+  set_precision(cells, step.run.engine, step.run);
+  set_software(cells, step.run);
+}
+
+/// A GPU's share of a step: one token of what is not stated.
+void set_batch_or_least(const Cells& cells, EngineTimeRun& run) {
+  if (cells.stated("micro_batch") && cells.stated("seq_len")) return set_batch(cells, run);
+  run.tokens = {cells.integer("micro_batch", 1), cells.integer("seq_len", 1)};
+  run.accumulation = 1;
+}
+
+}  // namespace
+
+MeasuredStep PublishedRows::read(const CsvTable::Row& row) {
+  const Cells cells(table_, row);
+  if (!cells.whole()) throw InputError("more or fewer cells than the header");
+  refuse_what_was_not_measured(cells);
+  MeasuredStep step;
+  step.line = row.line;
+  step.row = describe(row);
+  read_engine(cells, step);
+  const std::string config = config_of(cells);
+  read_machine(cells, step);
+  set_batch(cells, step.run);
+  read_settings(cells, step);
+  step.measured = measured_step(cells, step.run);
+  if (!(step.measured > Seconds() && step.measured < kLongestStep)) throw InputError("the measured step is no time");
+  step.model = model_of(cells, config);
   step.host_adam = host_adam_of(step);
   step.engine_timers = cells.contains("extra_notes", "timers");
   step.groups = groups_of(cells, step);
+  return step;
+}
+
+MeasuredStep PublishedRows::read_run(const CsvTable::Row& row, Unstated unstated) {
+  const Cells cells(table_, row);
+  if (!cells.whole()) throw InputError("more or fewer cells than the header");
+  MeasuredStep step;
+  step.line = row.line;
+  step.row = describe(row);
+  read_engine(cells, step);
+  const std::optional<ModelSpec> known = catalog_model_of(cells);
+  if (known) {
+    step.model = std::make_shared<const ModelSpec>(*known);
+  } else {
+    refuse_experts(cells);
+    step.model = model_of(cells, config_of(cells));
+  }
+  read_machine(cells, step);
+  if (unstated == Unstated::one_token) {
+    set_batch_or_least(cells, step.run);
+  } else {
+    set_batch(cells, step.run);
+  }
+  read_settings(cells, step);
   return step;
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -12,16 +13,27 @@
 
 namespace zeroplan {
 
+class Cells;
+
+/// What a micro-batch or a sequence that the row does not state is taken for.
+enum class Unstated : std::uint8_t { refused, one_token };
+
 /// Reads rows; keeps models, which many rows share.
 class PublishedRows {
  public:
   explicit PublishedRows(const CsvTable& table) : table_(table) {}
   /// Throws InputError with the reason when a row cannot be predicted.
   MeasuredStep read(const CsvTable::Row& row);
+  /// The run alone, as for rows without a measured step: `measured` stays 0. A model of which the row states no shape
+  /// is the catalog's of that name. Throws InputError with the reason.
+  MeasuredStep read_run(const CsvTable::Row& row, Unstated unstated);
   /// "Llama3-8B, 8 x H100-96GB, torchtitan (FSDP2), 2 x 8192".
   std::string describe(const CsvTable::Row& row) const;
 
  private:
+  void read_engine(const Cells& cells, MeasuredStep& step);
+  std::shared_ptr<const ModelSpec> model_of(const Cells& cells, const std::string& config);
+
   const CsvTable& table_;
   std::map<std::string, std::shared_ptr<const ModelSpec>> models_;
 };
@@ -50,6 +62,8 @@ class Cells {
 /// The config.json that a row's architecture cells amount to. GPT models of which only the size is stated get the
 /// shape h = 128 layers, 12 layers h^2 parameters.
 std::string config_of(const Cells& cells);
+/// The catalog's model of the row's name, or nothing.
+std::optional<ModelSpec> catalog_model_of(const Cells& cells);
 /// `gpu`, `gpus_per_node`, `n_gpus`, `interconnect`.
 MachineSpec machine_of(const Cells& cells);
 
