@@ -123,11 +123,10 @@ EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWor
   job.config = config;
   job.ranks = w.ranks;
   job.accumulation = static_cast<int>(w.accumulation);
-  job.ranks_per_node = state_->machine.gpus_per_node;
   job.zero_init = config.stage == 3;  // launch.sh asks for it
   check(job);
   job.rank = deepspeed_worst_rank(step, job);
-  EngineFit fit = state_->fit(w, job.shard_ranks(), [&](const EngineEnvironment& environment) {
+  EngineFit fit = state_->fit(w, w.ranks, [&](const EngineEnvironment& environment) {
     return predict_deepspeed(step, w.tokens, job, environment);
   });
   fit.rank = job.rank;
