@@ -67,6 +67,9 @@ struct AttentionResult {
   Tensor output;   // [b, s, heads, d]
   Tensor weights;  // eager attention only
 };
+inline void forward_post(Tape& tape, int module, const AttentionResult& result) {
+  tape.forward_post(module, {&result.output, &result.weights});
+}
 /// eager_attention_forward.
 AttentionResult eager_attention(Tensor q, Tensor k, Tensor v, const Tensor& mask, const AttentionCall& call);
 /// sdpa_attention_forward.

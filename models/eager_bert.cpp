@@ -25,11 +25,7 @@ class BertSelfAttention {
   }
 
   AttentionResult operator()(const Tensor& x) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x));
-    tape.forward_post(module_, {&result.output, &result.weights});
-    return result;
+    return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own); });
   }
 
  private:
@@ -101,11 +97,7 @@ class BertLayer {
 
   /// inputs: hidden and two absent masks.
   Tensors operator()(const Tensors& inputs) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    Tensor out = forward(tape.own(module_, inputs[0]));
-    tape.forward_post(module_, {&out});
-    return {std::move(out)};
+    return {framed(context_->tape, module_, inputs[0], [&](const Tensor& own) { return forward(own); })};
   }
 
  private:

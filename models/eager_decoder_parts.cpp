@@ -156,11 +156,7 @@ DecoderAttention::DecoderAttention(Context& context, const DecoderStyle& style, 
 }
 
 AttentionResult DecoderAttention::operator()(const Tensor& x, const BlockArguments& arguments) const {
-  Tape& tape = context_->tape;
-  tape.forward_pre(module_);
-  AttentionResult result = forward(tape.own(module_, x), arguments);
-  tape.forward_post(module_, {&result.output, &result.weights});
-  return result;
+  return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, arguments); });
 }
 
 DecoderAttention::Heads DecoderAttention::project(const Tensor& x) const {

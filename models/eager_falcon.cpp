@@ -44,11 +44,7 @@ class FalconAttention {
   }
 
   AttentionResult operator()(const Tensor& x, const Tensor& mask, const RotaryTables& rotary) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x), mask, rotary);
-    tape.forward_post(module_, {&result.output, &result.weights});
-    return result;
+    return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, mask, rotary); });
   }
 
  private:
@@ -147,11 +143,9 @@ class FalconLayer {
 
   /// inputs: hidden, mask, positions, sin, cos. Outputs: hidden and the attention's weights.
   Tensors operator()(const Tensors& inputs) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    Tensors outputs = forward(tape.own(module_, inputs[0]), inputs[1], {inputs[4], inputs[3]});
-    tape.forward_post(module_, {&outputs[0], &outputs[1]});
-    return outputs;
+    return framed(context_->tape, module_, inputs[0], [&](Tensor own) {
+      return forward(std::move(own), inputs[1], {inputs[4], inputs[3]});
+    });
   }
 
  private:

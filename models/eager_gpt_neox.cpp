@@ -91,11 +91,9 @@ class NeoxLayer {
 
   /// inputs: hidden, mask, positions, sin, cos.
   Tensors operator()(const Tensors& inputs) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    Tensor out = forward(tape.own(module_, inputs[0]), inputs[1], {inputs[4], inputs[3]});
-    tape.forward_post(module_, {&out});
-    return {std::move(out)};
+    return {framed(context_->tape, module_, inputs[0], [&](Tensor own) {
+      return forward(std::move(own), inputs[1], {inputs[4], inputs[3]});
+    })};
   }
 
  private:

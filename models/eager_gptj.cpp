@@ -48,11 +48,7 @@ class GptjAttention {
   }
 
   AttentionResult operator()(const Tensor& x, const Tensor& mask) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x), mask);
-    tape.forward_post(module_, {&result.output, &result.weights});
-    return result;
+    return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, mask); });
   }
 
  private:
@@ -127,11 +123,7 @@ class GptjBlock {
 
   /// inputs: hidden, mask, positions. Outputs: hidden and the attention's weights.
   Tensors operator()(const Tensors& inputs) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    Tensors outputs = forward(tape.own(module_, inputs[0]), inputs[1]);
-    tape.forward_post(module_, {&outputs[0], &outputs[1]});
-    return outputs;
+    return framed(context_->tape, module_, inputs[0], [&](Tensor own) { return forward(std::move(own), inputs[1]); });
   }
 
  private:

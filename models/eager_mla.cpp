@@ -155,11 +155,7 @@ MlaAttention::MlaAttention(Context& context, const DecoderStyle& style, const st
 }
 
 AttentionResult MlaAttention::operator()(const Tensor& x, const BlockArguments& arguments) const {
-  Tape& tape = context_->tape;
-  tape.forward_pre(module_);
-  AttentionResult result = forward(tape.own(module_, x), arguments);
-  tape.forward_post(module_, {&result.output, &result.weights});
-  return result;
+  return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, arguments); });
 }
 
 Tensor MlaAttention::queries(const Tensor& x) const {

@@ -44,7 +44,20 @@ struct Context {
   Tensor value(int parameter) const { return parameter < 0 ? Tensor() : tape.parameter(parameter); }
 };
 
-/// A module call with one input and one output: hooks around `body`.
+inline void forward_post(Tape& tape, int module, const Tensor& out) { tape.forward_post(module, {&out}); }
+inline void forward_post(Tape& tape, int module, const Tensors& outputs) { tape.forward_post(module, outputs); }
+
+/// A module call: hooks around `body`, which gets the module's own view of `x`. What it returns are the outputs, as
+/// overloads of forward_post() take them.
+template <class Body>
+auto framed(Tape& tape, int module, const Tensor& x, Body body) {
+  tape.forward_pre(module);
+  auto result = body(tape.own(module, x));
+  forward_post(tape, module, result);
+  return result;
+}
+
+/// The same for a module whose caller gives its input away: one input and one output.
 template <class Body>
 Tensor call(Tape& tape, int module, Tensor x, Body body) {
   tape.forward_pre(module);

@@ -21,11 +21,7 @@ class MptAttention {
   }
 
   AttentionResult operator()(const Tensor& x, const Tensor& mask, const Tensor& alibi) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x), mask, alibi);
-    tape.forward_post(module_, {&result.output, &result.weights});
-    return result;
+    return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, mask, alibi); });
   }
 
  private:
@@ -78,11 +74,8 @@ class MptBlock {
 
   /// inputs: hidden, mask, ALiBi. Outputs: hidden and the attention's weights.
   Tensors operator()(const Tensors& inputs) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    Tensors outputs = forward(tape.own(module_, inputs[0]), inputs[1], inputs[2]);
-    tape.forward_post(module_, {&outputs[0], &outputs[1]});
-    return outputs;
+    return framed(context_->tape, module_, inputs[0],
+                  [&](Tensor own) { return forward(std::move(own), inputs[1], inputs[2]); });
   }
 
  private:

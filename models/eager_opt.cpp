@@ -18,11 +18,7 @@ class OptAttention {
   }
 
   AttentionResult operator()(const Tensor& x, const Tensor& mask) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x), mask);
-    tape.forward_post(module_, {&result.output, &result.weights});
-    return result;
+    return framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, mask); });
   }
 
  private:
@@ -67,11 +63,7 @@ class OptLayer {
 
   /// inputs: hidden, mask, positions.
   Tensors operator()(const Tensors& inputs) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    Tensor out = forward(tape.own(module_, inputs[0]), inputs[1]);
-    tape.forward_post(module_, {&out});
-    return {std::move(out)};
+    return {framed(context_->tape, module_, inputs[0], [&](Tensor own) { return forward(std::move(own), inputs[1]); })};
   }
 
  private:

@@ -283,7 +283,7 @@ class T5Block {
     Tensors own(inputs.size());
     for (std::size_t i = 0; i < inputs.size(); ++i) own[i] = tape.own(module_, inputs[i]);
     Tensors outputs = forward(own);
-    tape.forward_post(module_, {&outputs[0], &outputs[1], &outputs[2]});
+    tape.forward_post(module_, outputs);
     return outputs;
   }
 

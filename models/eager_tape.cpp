@@ -222,12 +222,18 @@ Tensor Tape::own(int module, const Tensor& input) {
   return view;
 }
 
+void Tape::hook_output(int module, const Tensor& output) {
+  if (output.requires_grad()) edge_to(output).node->hooks.push_back({output.impl().output, true, module});
+}
+
 void Tape::forward_post(int module, std::initializer_list<const Tensor*> outputs) {
   add_event(EagerEventKind::forward_post, module);
-  for (const Tensor* output : outputs) {
-    if (!output->requires_grad()) continue;
-    edge_to(*output).node->hooks.push_back({output->impl().output, true, module});
-  }
+  for (const Tensor* output : outputs) hook_output(module, *output);
+}
+
+void Tape::forward_post(int module, const Tensors& outputs) {
+  add_event(EagerEventKind::forward_post, module);
+  for (const Tensor& output : outputs) hook_output(module, output);
 }
 
 void Tape::forward_end() { add_event(EagerEventKind::forward_end, 0); }

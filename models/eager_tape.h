@@ -127,6 +127,7 @@ class Tape {
   /// The view of an input that a module gets (DeepSpeed's rule); its gradient is the module's backward_post.
   Tensor own(int module, const Tensor& input);
   void forward_post(int module, std::initializer_list<const Tensor*> outputs);
+  void forward_post(int module, const Tensors& outputs);
   void forward_end();
 
   /// torch.utils.checkpoint of `function`, as the options say.
@@ -168,6 +169,7 @@ class Tape {
     step_.events.push_back({kind, id, storage, bytes});
   }
   Edge edge_to(const Tensor& tensor);
+  void hook_output(int module, const Tensor& output);
   Tensor unpack(const Saved& saved);
   void call_hooks(const Node& node, const Tensors& grads);
   void evaluate(Node& node, Tensors& grads, GraphTask& task);
