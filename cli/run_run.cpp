@@ -157,7 +157,7 @@ std::optional<TrainResult> trained(const PlanFile& file, const TrainOptions& opt
                                  launched.size, to_string(launched.source)));
   }
   ProcessWorldOptions world_options = process_world_options(launched);
-  world_options.job_key = plan_identity(file);
+  world_options.job_key = plan_identity(file) + launched.job;  // equal jobs beside each other must not mix
   world_options.wait_limit = kTrainingWaitLimit;
   const auto world = make_process_world(world_options);
   TrainResult result = train(file, *world, options, progress);

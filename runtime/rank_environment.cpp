@@ -60,7 +60,8 @@ std::string text_of(const EnvironmentLookup& lookup, std::string_view name) {
 std::string master_of(const EnvironmentLookup& lookup, const Variables& launcher, int size) {
   if (lookup("MASTER_ADDR")) return text_of(lookup, "MASTER_ADDR");
   if (launcher.source == RankSource::slurm) {
-    for (const std::string_view name : {"SLURM_NODELIST", "SLURM_JOB_NODELIST"}) {
+    // A step may have fewer hosts than its allocation, which the other two list.
+    for (const std::string_view name : {"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}) {
       if (lookup(name)) return first_host(text_of(lookup, name), name);
     }
   }
@@ -72,6 +73,30 @@ std::string master_of(const EnvironmentLookup& lookup, const Variables& launcher
       fmt::format("MASTER_ADDR is not set: {} ranks of {} need the host of rank 0", size, to_string(launcher.source)));
 }
 
+/// A batch script has the task count of its allocation and the number 0 without being a task: no step counts it.
+bool is_task(const EnvironmentLookup& lookup, const Variables& launcher) {
+  if (!lookup(launcher.rank)) return false;
+  return launcher.source != RankSource::slurm || lookup("SLURM_STEP_ID") || lookup("SLURM_STEPID");
+}
+
+/// What the launcher calls this job; empty where it has no name, or none that all ranks share.
+std::string job_of(const EnvironmentLookup& lookup, const Variables& launcher) {
+  if (launcher.source == RankSource::open_mpi) return lookup("PMIX_NAMESPACE").value_or("");
+  // Parts of a heterogeneous job have numbers of their own.
+  if (launcher.source != RankSource::slurm || lookup("SLURM_HET_SIZE")) return "";
+  const std::optional<std::string> job = lookup("SLURM_JOB_ID"), step = lookup("SLURM_STEP_ID");
+  return job && step ? *job + "." + *step : "";
+}
+
+/// Jobs that start together on one host mostly meet at ports of their own: below those that systems give to clients
+/// (32768 on Linux) and above most services.
+int port_of_job(std::string_view job) {
+  constexpr int kFirst = 20000, kPorts = 9000;
+  std::uint32_t hash = 2166136261U;  // FNV-1a
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
+  return kFirst + static_cast<int>(hash % kPorts);
+}
+
 RankEnvironment read_launcher(const EnvironmentLookup& lookup, const Variables& launcher) {
   RankEnvironment result;
   result.source = launcher.source;
@@ -79,6 +104,8 @@ RankEnvironment read_launcher(const EnvironmentLookup& lookup, const Variables& 
   result.rank = integer_of(lookup, launcher.rank, launcher.size, 0, result.size - 1);
   result.local_rank = integer_of(lookup, launcher.local_rank, launcher.rank, 0, result.size - 1);
   result.master_address = master_of(lookup, launcher, result.size);
+  result.job = job_of(lookup, launcher);
+  if (!result.job.empty()) result.master_port = port_of_job(result.job);
   if (lookup("MASTER_PORT")) result.master_port = integer_of(lookup, "MASTER_PORT", "MASTER_ADDR", 1, 65535);
   return result;
 }
@@ -89,7 +116,7 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
   // A shell inside an allocation has Slurm's task count without being a task; a size alone says that only for torchrun.
   if (lookup("WORLD_SIZE") && !lookup("RANK")) throw InputError("RANK is not set, but WORLD_SIZE is");
   for (const Variables& launcher : kLaunchers) {
-    if (lookup(launcher.rank)) return read_launcher(lookup, launcher);
+    if (is_task(lookup, launcher)) return read_launcher(lookup, launcher);
   }
   return {};
 }

@@ -28,8 +28,11 @@ const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
 const Variables kPmi{{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}};
-const Variables kSlurm{
-    {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODELIST", "node[03-05,9],login1"}};
+const Variables kSlurm{{"SLURM_PROCID", "3"},
+                       {"SLURM_NTASKS", "4"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_STEP_ID", "0"},
+                       {"SLURM_NODELIST", "node[03-05,9],login1"}};
 
 /// `variables` with one of them set to another value ("-" takes it away).
 Variables with(Variables variables, const std::string& name, const std::string& value) {
@@ -90,6 +93,35 @@ TEST_CASE("the first launcher wins: torchrun inside an allocation is torchrun") 
   all.erase("PMI_RANK");
   CHECK(read(all).source == RankSource::slurm);
   CHECK(read(all).master_port == 12345);
+}
+
+TEST_CASE("Slurm: a batch script is one process, a step has its own hosts") {
+  // As slurmd 22.05 sets them (docs/communication.md).
+  const RankEnvironment batch = read(with(kSlurm, "SLURM_STEP_ID", "-"));
+  CHECK(batch.source == RankSource::one_process);
+  CHECK(batch.size == 1);
+  CHECK(read(with(with(kSlurm, "SLURM_STEP_ID", "-"), "SLURM_STEPID", "2")).rank == 3);
+  CHECK(read(with(kSlurm, "SLURM_STEP_NODELIST", "node[04-05]")).master_address == "node04");
+  CHECK(read(with(with(kSlurm, "SLURM_NODELIST", "-"), "SLURM_JOB_NODELIST", "node9")).master_address == "node9");
+}
+
+TEST_CASE("jobs of mpirun and srun meet at ports of their own, all ranks of a job at one") {
+  const auto slurm = [](const std::string& rank, const std::string& job, const std::string& step) {
+    return read(with(with(with(kSlurm, "SLURM_PROCID", rank), "SLURM_JOB_ID", job), "SLURM_STEP_ID", step));
+  };
+  CHECK(slurm("0", "7", "0").job == "7.0");
+  CHECK(slurm("0", "7", "0").master_port == slurm("3", "7", "0").master_port);
+  CHECK(slurm("0", "7", "0").master_port != slurm("0", "8", "0").master_port);
+  CHECK(slurm("0", "7", "0").master_port != slurm("0", "7", "1").master_port);
+  for (const char* job : {"1085407233", "prterun-vm-12345@1", "x"}) {
+    const RankEnvironment open_mpi = read(with(kOpenMpi, "PMIX_NAMESPACE", job));
+    CHECK(open_mpi.job == job);
+    CHECK((open_mpi.master_port >= 20000 && open_mpi.master_port < kDefaultMasterPort));
+    CHECK(read(with(with(kOpenMpi, "PMIX_NAMESPACE", job), "MASTER_PORT", "999")).master_port == 999);
+  }
+  // Each part of a heterogeneous job has another number.
+  CHECK(read(with(with(kSlurm, "SLURM_JOB_ID", "7"), "SLURM_HET_SIZE", "2")).job.empty());
+  CHECK(read(kSlurm).master_port == kDefaultMasterPort);
 }
 
 TEST_CASE("a variable without sense is an error that names it") {
