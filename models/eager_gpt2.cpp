@@ -51,35 +51,6 @@ class Gpt2Attention {
   double probability_ = 0;
 };
 
-class Gpt2Mlp {
- public:
-  Gpt2Mlp() = default;
-  Gpt2Mlp(Context& context, const std::string& path) : context_(&context) {
-    const Architecture& a = context.sizes;
-    module_ = context.module(path, "GPT2MLP");
-    up_ = Linear(context, path + ".c_fc", a.hidden, a.width, true, LinearKind::conv1d);
-    down_ = Linear(context, path + ".c_proj", a.width, a.hidden, true, LinearKind::conv1d);
-    activation_ = ActivationModule(context, path + ".act", a.activation);
-    dropout_ = Dropout(context, path + ".dropout", context.number("resid_pdrop", 0.1));
-  }
-  Tensor operator()(Tensor x) const {
-    return call(context_->tape, module_, std::move(x), [&](Tensor hidden) {
-      hidden = up_(hidden);
-      hidden = activation_(hidden);
-      hidden = down_(hidden);
-      hidden = dropout_(hidden);
-      return hidden;
-    });
-  }
-
- private:
-  const Context* context_ = nullptr;
-  int module_ = -1;
-  Linear up_, down_;
-  ActivationModule activation_;
-  Dropout dropout_;
-};
-
 class Gpt2Block {
  public:
   Gpt2Block(Context& context, const std::string& path) : context_(&context) {
@@ -88,7 +59,8 @@ class Gpt2Block {
     norm1_ = Norm(context, path + ".ln_1", "LayerNorm", NormStyle::layer, {hidden}, true);
     attention_ = Gpt2Attention(context, path + ".attn");
     norm2_ = Norm(context, path + ".ln_2", "LayerNorm", NormStyle::layer, {hidden}, true);
-    mlp_ = Gpt2Mlp(context, path + ".mlp");
+    mlp_ = FeedForward(context, path + ".mlp", {"GPT2MLP", "c_fc", "c_proj"}, LinearKind::conv1d,
+                       context.number("resid_pdrop", 0.1));
   }
 
   /// inputs: hidden, mask, positions.
@@ -115,7 +87,7 @@ class Gpt2Block {
   int module_ = -1;
   Norm norm1_, norm2_;
   Gpt2Attention attention_;
-  Gpt2Mlp mlp_;
+  FeedForward mlp_;
 };
 
 class Gpt2 : public CausalModel {

@@ -15,10 +15,8 @@ class NeoxAttention {
   }
 
   AttentionResult operator()(Tensor x, const Tensor& mask, const RotaryTables& rotary) const {
-    Tape& tape = context_->tape;
-    tape.forward_pre(module_);
-    AttentionResult result = forward(tape.own(module_, x), mask, rotary);
-    tape.forward_post(module_, {&result.output, &result.weights});
+    AttentionResult result =
+        framed(context_->tape, module_, x, [&](const Tensor& own) { return forward(own, mask, rotary); });
     x.drop();
     return result;
   }
@@ -48,32 +46,6 @@ class NeoxAttention {
   double dropout_ = 0;
 };
 
-class NeoxMlp {
- public:
-  NeoxMlp() = default;
-  NeoxMlp(Context& context, const std::string& path) : context_(&context) {
-    const Architecture& a = context.sizes;
-    module_ = context.module(path, "GPTNeoXMLP");
-    up_ = Linear(context, path + ".dense_h_to_4h", a.hidden, a.width, true);
-    down_ = Linear(context, path + ".dense_4h_to_h", a.width, a.hidden, true);
-    activation_ = ActivationModule(context, path + ".act", a.activation);
-  }
-  Tensor operator()(Tensor x) const {
-    return call(context_->tape, module_, std::move(x), [&](Tensor hidden) {
-      hidden = up_(hidden);
-      hidden = activation_(hidden);
-      hidden = down_(hidden);
-      return hidden;
-    });
-  }
-
- private:
-  const Context* context_ = nullptr;
-  int module_ = -1;
-  Linear up_, down_;
-  ActivationModule activation_;
-};
-
 class NeoxLayer {
  public:
   NeoxLayer(Context& context, const std::string& path) : context_(&context) {
@@ -85,7 +57,7 @@ class NeoxLayer {
     dropout1_ = Dropout(context, path + ".post_attention_dropout", probability);
     dropout2_ = Dropout(context, path + ".post_mlp_dropout", probability);
     attention_ = NeoxAttention(context, path + ".attention");
-    mlp_ = NeoxMlp(context, path + ".mlp");
+    mlp_ = FeedForward(context, path + ".mlp", {"GPTNeoXMLP", "dense_h_to_4h", "dense_4h_to_h"});
     parallel_ = context.sizes.family.residual == Residual::parallel_two_norms;
   }
 
@@ -121,7 +93,7 @@ class NeoxLayer {
   Norm norm1_, norm2_;
   Dropout dropout1_, dropout2_;
   NeoxAttention attention_;
-  NeoxMlp mlp_;
+  FeedForward mlp_;
   bool parallel_ = true;
 };
 

@@ -114,11 +114,8 @@ class GptjBlock {
     module_ = context.module(path, "GPTJBlock", true);
     norm_ = Norm(context, path + ".ln_1", "LayerNorm", NormStyle::layer, {a.hidden}, true);
     attention_ = GptjAttention(context, path + ".attn");
-    mlp_ = context.module(path + ".mlp", "GPTJMLP");
-    up_ = Linear(context, path + ".mlp.fc_in", a.hidden, a.width, true);
-    down_ = Linear(context, path + ".mlp.fc_out", a.width, a.hidden, true);
-    activation_ = ActivationModule(context, path + ".mlp.act", a.activation);
-    dropout_ = Dropout(context, path + ".mlp.dropout", context.number("resid_pdrop", 0));
+    mlp_ = FeedForward(context, path + ".mlp", {"GPTJMLP", "fc_in", "fc_out"}, LinearKind::linear,
+                       context.number("resid_pdrop", 0));
   }
 
   /// inputs: hidden, mask, positions. Outputs: hidden and the attention's weights.
@@ -131,13 +128,7 @@ class GptjBlock {
     Tensor residual = hidden;
     hidden = norm_(hidden);
     AttentionResult attended = attention_(hidden, mask);
-    Tensor fed = call(context_->tape, mlp_, hidden, [&](Tensor x) {
-      x = up_(x);
-      x = activation_(x);
-      x = down_(x);
-      x = dropout_(x);
-      return x;
-    });
+    Tensor fed = mlp_(hidden);
     hidden = add(add(attended.output, fed), residual);
     Tensor out = std::move(hidden);
     drop(residual, attended.output, fed);
@@ -145,12 +136,10 @@ class GptjBlock {
   }
 
   const Context* context_ = nullptr;
-  int module_ = -1, mlp_ = -1;
+  int module_ = -1;
   Norm norm_;
   GptjAttention attention_;
-  Linear up_, down_;
-  ActivationModule activation_;
-  Dropout dropout_;
+  FeedForward mlp_;
 };
 
 class Gptj : public CausalModel {

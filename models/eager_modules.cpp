@@ -305,6 +305,29 @@ Tensor Dropout::operator()(Tensor x) const {
   return call(context_->tape, module_, std::move(x), [&](Tensor own) { return dropout(std::move(own), probability_); });
 }
 
+// --- feed-forward ---------------------------------------------------------------------------------
+
+FeedForward::FeedForward(Context& context, const std::string& path, const FeedForwardNames& names, LinearKind kind,
+                         std::optional<double> dropout)
+    : context_(&context) {
+  const Architecture& a = context.sizes;
+  module_ = context.module(path, names.type);
+  up_ = Linear(context, fmt::format("{}.{}", path, names.up), a.hidden, a.width, true, kind);
+  down_ = Linear(context, fmt::format("{}.{}", path, names.down), a.width, a.hidden, true, kind);
+  activation_ = ActivationModule(context, path + ".act", a.activation);
+  if (dropout) dropout_ = Dropout(context, path + ".dropout", *dropout);
+}
+
+Tensor FeedForward::operator()(Tensor x) const {
+  return call(context_->tape, module_, std::move(x), [&](Tensor hidden) {
+    hidden = up_(hidden);
+    hidden = activation_(hidden);
+    hidden = down_(hidden);
+    if (dropout_) hidden = (*dropout_)(hidden);
+    return hidden;
+  });
+}
+
 // --- loss -----------------------------------------------------------------------------------------
 
 Tensor causal_loss(const Context& context, const Tensor& logits, const Tensor& labels) {

@@ -3,6 +3,7 @@
 // every family uses.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,9 +61,7 @@ auto framed(Tape& tape, int module, const Tensor& x, Body body) {
 /// The same for a module whose caller gives its input away: one input and one output.
 template <class Body>
 Tensor call(Tape& tape, int module, Tensor x, Body body) {
-  tape.forward_pre(module);
-  Tensor out = body(tape.own(module, x));
-  tape.forward_post(module, {&out});
+  Tensor out = framed(tape, module, x, std::move(body));
   x.drop();
   return out;
 }
@@ -170,6 +169,27 @@ class Dropout {
   const Context* context_ = nullptr;
   double probability_ = 0;
   int module_ = -1;
+};
+
+/// Names of a feed-forward module's parts, as config and weights have them.
+struct FeedForwardNames {
+  std::string_view type, up, down;
+};
+
+/// Linear, activation "act", linear, and a module "dropout" where the family has one: all with biases.
+class FeedForward {
+ public:
+  FeedForward() = default;
+  FeedForward(Context& context, const std::string& path, const FeedForwardNames& names,
+              LinearKind kind = LinearKind::linear, std::optional<double> dropout = std::nullopt);
+  Tensor operator()(Tensor x) const;
+
+ private:
+  const Context* context_ = nullptr;
+  int module_ = -1;
+  Linear up_, down_;
+  ActivationModule activation_;
+  std::optional<Dropout> dropout_;
 };
 
 /// Mean cross-entropy of logits [.., vocab] in fp32 against shifted or plain labels.
