@@ -22,7 +22,7 @@ constexpr std::int64_t kLargestBatch = std::int64_t{1} << 20;  // sequences
 
 /// What the prediction needs and the file does not say.
 struct RunFlags {
-  std::string seq_len, micro_batch, global_batch, recompute, trainable, margin;
+  std::string seq_len, micro_batch, global_batch, recompute, trainable, margin, release;
 
   void add_to(CommandLine& line) {
     line.group("What is trained (for the prediction)");
@@ -32,13 +32,15 @@ struct RunFlags {
     line.value("--recompute", "WHAT", "Gradient checkpointing of the training script: none or full [none]", recompute);
     line.value("--trainable", "WHAT", "all, or lora:r=16 [all]", trainable);
     line.value("--margin", "PERCENT", "Part of GPU and host memory that stays free [5%]", margin);
+    line.value("--release", "YYYY-MM", "Month of the DeepSpeed release: what it takes otherwise than 0.19", release);
   }
 
   /// The first flag that was given, or "".
   std::string_view given() const {
     const std::pair<std::string_view, const std::string*> flags[] = {
         {"--seq-len", &seq_len},     {"--micro-batch", &micro_batch}, {"--global-batch", &global_batch},
-        {"--recompute", &recompute}, {"--trainable", &trainable},     {"--margin", &margin}};
+        {"--recompute", &recompute}, {"--trainable", &trainable},     {"--margin", &margin},
+        {"--release", &release}};
     for (const auto& [name, value] : flags) {
       if (!value->empty()) return name;
     }
@@ -53,6 +55,7 @@ struct RunFlags {
     if (!recompute.empty()) w.checkpointing = checkpointing();
     if (!trainable.empty()) w.lora_rank = parse_trainable(trainable, "--trainable");
     if (!margin.empty()) w.margin = parse_margin(margin, "--margin");
+    if (!release.empty()) w.release = parse_release_month(release, "--release");
     return w;
   }
 

@@ -36,6 +36,18 @@ struct NearestSubject {
 };
 std::optional<NearestConfig> nearest_config(const NearestSubject& subject, CheckPredictor& predictor);
 
+/// The run at every stage; empty when the file's stage cannot be set.
+std::vector<StageRow> stage_rows(const NearestSubject& subject, CheckPredictor& predictor);
+/// What each setting gives back when it is turned alone, most of the tight memory first.
+std::vector<Gain> gains(const NearestSubject& subject, CheckPredictor& predictor);
+/// Whether GPU or host are nearly full: above 90 % of what the card has, where PyTorch's allocator starts to give
+/// memory back, or of the host.
+bool is_tight(const EngineFit& fit);
+
+/// What the figures mean, and what they do not say: of p.run, p.stages, p.gains. `blocks` are the loss's.
+std::vector<std::string> check_remarks(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config,
+                                       const LossBlocks& blocks);
+
 /// A configuration that is changed key by key.
 class ConfigDraft {
  public:
@@ -69,7 +81,8 @@ enum class Knob : std::uint8_t {
   stage,
   optimizer,
   parameters,
-  pinned
+  pinned,
+  contiguous  // gradients: not tried by the search, fragmentation is not what its figures show
 };
 struct Setting {
   Knob knob;

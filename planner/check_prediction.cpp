@@ -7,6 +7,7 @@
 
 #include "models/error.h"
 #include "planner/check_parts.h"
+#include "planner/lint_parts.h"
 
 namespace zeroplan {
 namespace {
@@ -20,8 +21,6 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;  // of a micro-step
 std::optional<std::int64_t> sane(std::optional<std::int64_t> count, std::int64_t most) {
   return count && *count >= 1 && *count <= most ? count : std::nullopt;
 }
-
-std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// A section or key that changes what is allocated or how long a step takes, and that no rule covers.
 struct Unmodelled {
@@ -63,8 +62,9 @@ struct QuantizedTime {
   bool all = false, some = false;
 };
 QuantizedTime quantized(const DeepSpeedConfig& c) {
-  const bool inside = c.stage == 3 && c.hpz_ranks > 1;
+  const bool inside = c.hpz();
   QuantizedTime q;
+  if (c.mics()) return q;  // MiCS_Optimizer is not given them
   q.all = c.quantized_weights && c.quantized_gradients && inside;
   q.some = !q.all && (c.quantized_weights || c.quantized_gradients || inside);
   return q;
@@ -82,6 +82,7 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w) {
   run.reduction = c.communication.value_or(c.precision);
   run.fp32_gradients = c.grad_accum == DType::fp32 && c.precision != DType::fp32;
   run.zero_plus_plus = quantized(c).all;
+  if (c.mics()) run.shard_ranks = static_cast<int>(c.mics_ranks), run.hierarchical_gather = c.mics_hierarchical;
   run.optimizer = OptimizerSoftware::deepspeed;
   if (c.optimizer_on_host()) run.offload_optimizer = OffloadedOptimizer::host;
   run.offload_parameters = c.parameters_on_host();
@@ -91,7 +92,7 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w) {
 }
 
 /// Throws InputError when the step time is not known.
-void check_timed(const DeepSpeedConfig& config, const EngineWorkload& w) {
+void check_timed(const DeepSpeedConfig& config, const EngineWorkload& w, int ranks_per_node) {
   if (quantized(config).some) {
     throw InputError("step time: hpZ and quantized collectives are known together only (ZeRO++: all three)");
   }
@@ -102,6 +103,7 @@ void check_timed(const DeepSpeedConfig& config, const EngineWorkload& w) {
   job.config = config;
   job.config.quantized_weights = job.config.quantized_gradients = false;
   job.ranks = w.ranks;
+  job.ranks_per_node = ranks_per_node;
   job.accumulation = static_cast<int>(w.accumulation);
   check(job);
 }
@@ -190,6 +192,8 @@ void assume_rest(const DeepSpeedConfig& c, const CheckWorkload& flags, std::vect
   if (c.precision_automatic) {
     assumptions.push_back({"precision", std::string(to_string(c.precision)), "\"auto\": the Trainer's arguments say"});
   }
+  assumptions.push_back(
+      {"training", "one model on given tokens", "no reference or reward model, generation (RL) or evaluation"});
   if (c.stage == 3) assumptions.push_back({"loading", "under deepspeed.zero.Init", "stage 3"});
   if (!c.optimizer) {
     assumptions.push_back({"optimizer", "AdamW of DeepSpeed's own", "none in the file: the script passes one"});
@@ -212,6 +216,46 @@ EngineWorkload workload_of(const DeepSpeedConfig& config, const CheckInput& inpu
 bool correctable_error(const CheckAnswer& answer) {
   return std::ranges::any_of(answer.findings,
                              [](const Finding& f) { return f.rule->severity == Severity::error && !f.edits.empty(); });
+}
+
+EstimatorLine estimator_line(const DeepSpeedConfig& config, const ModelSpec& model, const MachineSpec& machine) {
+  EstimatorQuestion q;
+  q.parameters = model.parameters();
+  q.largest_module = largest_parameter(model);
+  q.gpus_per_node = machine.gpus_per_node;
+  q.nodes = machine.nodes;
+  q.offload_optimizer = config.optimizer_on_host();
+  q.offload_parameters = config.parameters_on_host();
+  if (config.stage == 3) return {"estimate_zero3_model_states_mem_needs", deepspeed_zero3_estimate(q)};
+  return {"estimate_zero2_model_states_mem_needs", deepspeed_zero2_estimate(q, EstimatorForm::since_2024)};
+}
+
+LossBlocks blocks_of(const ModelSpec& model, const EngineWorkload& w) {
+  EagerOptions options;
+  options.tokens = w.tokens;
+  options.checkpointing = w.checkpointing;
+  options.type = w.type;
+  options.attention = usual_attention(model);
+  options.lora_rank = w.lora_rank;
+  return loss_blocks(eager_step(model, options), w.tokens, model.vocab);
+}
+
+/// What stands beside the run; most of it needs a predicted memory.
+void explain(CheckPrediction& p, const NearestSubject& subject, CheckPredictor& predictor, const CheckWorkload& flags) {
+  const ModelSpec& model = *subject.input.model;
+  const MachineSpec& machine = *subject.input.machine;
+  const DeepSpeedConfig config = read_deepspeed_config(subject.file, model.hidden);
+  const ModelSpec trained = with_adapters(model, flags.lora_rank);
+  p.storage = storage_needs(trained, machine, config);
+  if (config.stage >= 2 && flags.lora_rank == 0) p.estimator = estimator_line(config, model, machine);
+  p.releases = release_differences(config, trained, machine, flags.release);
+  LossBlocks blocks;
+  if (p.run.memory) {
+    p.stages = stage_rows(subject, predictor);
+    p.gains = gains(subject, predictor);
+    blocks = blocks_of(model, p.run.workload);
+  }
+  p.remarks = check_remarks(p, subject.input, config, blocks);
 }
 
 /// What the step time does not tell apart, where the file says something of it.
@@ -243,7 +287,7 @@ CheckPredictor::CheckPredictor(const ModelSpec& model, const MachineSpec& machin
 std::optional<EngineTime> CheckPredictor::time(const DeepSpeedConfig& config, const EngineWorkload& workload,
                                                std::string& why) const {
   try {
-    check_timed(config, workload);
+    check_timed(config, workload, machine_.gpus_per_node);
     return predict_engine_time(trained_, machine_, time_run(config, workload));
   } catch (const InputError& e) {
     why = e.what();
@@ -292,7 +336,9 @@ CheckPrediction predict_check(const CheckInput& input, const CheckAnswer& answer
   CheckPredictor predictor(*input.model, *input.machine, flags);
   p.run = predictor.predict(config, p.run.workload);
   assume_timed(config, p.run, p.assumptions);
-  p.nearest = nearest_config({file, input, p.run}, predictor);
+  const NearestSubject subject{file, input, p.run};
+  explain(p, subject, predictor, flags);
+  p.nearest = nearest_config(subject, predictor);
   return p;
 }
 

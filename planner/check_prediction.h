@@ -7,8 +7,12 @@
 #include <vector>
 
 #include "models/assumption.h"
+#include "planner/check_storage.h"
+#include "planner/deepspeed_estimator.h"
+#include "planner/deepspeed_releases.h"
 #include "planner/engine_fit.h"
 #include "planner/lint.h"
+#include "planner/loss_memory.h"
 #include "sim/engine_time.h"
 
 namespace zeroplan {
@@ -21,6 +25,7 @@ struct CheckWorkload {
   std::optional<bool> checkpointing;         // of every layer; default: none
   std::int64_t lora_rank = 0;                // 0: all is trained
   double margin = 0.05;                      // of GPU and host, stays free
+  ReleaseMonth release;                      // of DeepSpeed; year 0: 0.19
 };
 
 /// A part of the answer that is left out.
@@ -62,11 +67,35 @@ struct NearestConfig {
   int tried = 0;                        // configurations whose memory was predicted
 };
 
+/// The same file at one ZeRO stage.
+struct StageRow {
+  int stage = 0;
+  RunPrediction run;
+};
+
+/// One setting turned alone.
+struct Gain {
+  std::vector<KeyChange> changes;
+  Bytes allocated, reserved, host;  // less than the file takes; below zero: more
+};
+
+/// What DeepSpeed's estimator prints for stage 2 or 3.
+struct EstimatorLine {
+  std::string name;  // "estimate_zero3_model_states_mem_needs"
+  EstimatorBytes bytes;
+};
+
 struct CheckPrediction {
   bool corrected = false;  // of the file as --fix corrects it, because DeepSpeed would refuse or ignore parts of it
   int ranks_per_node = 1;
   RunPrediction run;
   std::vector<Assumption> assumptions;
+  std::vector<StageRow> stages;  // 0 to 3, the file's own too; those whose memory is predicted
+  std::vector<Gain> gains;       // most first; only when the GPU or the host is tight
+  std::optional<StorageNeeds> storage;
+  std::optional<EstimatorLine> estimator;  // none below stage 2, and for adapters
+  std::vector<ReleaseDifference> releases;
+  std::vector<std::string> remarks;  // sentences
   /// Nothing when memory is not predicted, or it fits and nothing is 5 % faster.
   std::optional<NearestConfig> nearest;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "planner/check_explained_report.h"
 #include "planner/lint_report.h"
 #include "planner/report_layout.h"
 
@@ -73,6 +74,7 @@ std::string memory_text(const EngineFit& fit, const ReportStyle& style) {
   text +=
       line_of("host, a node", fmt::format("{} of {}, {} of it pinned by each rank", format_gib(fit.host),
                                           format_gib(fit.host_capacity), format_gib(fit.prediction.host_use.pinned)));
+  for (const auto& [name, value] : memory_details(fit.prediction)) text += line_of(name, value);
   const bool good = fit.fits_in_step();
   text += "  " + inked(verdict_of(fit), good ? Ink::good : Ink::bad, style) + "\n";
   if (!fit.caveat.empty()) text += "  " + fit.caveat + "\n";
@@ -208,6 +210,7 @@ std::string report_prediction(const CheckPrediction& p, const MachineSpec& machi
   for (const NotPredicted& missing : p.run.missing) {
     text += printable_line(fmt::format("{} not predicted: {}", missing.part, missing.why)) + "\n";
   }
+  text += explained_text(p, style);
   if (p.nearest) text += "\n" + nearest_text(p, style);
   if (!p.assumptions.empty()) text += "\n" + assumptions_section(p.assumptions, style);
   return text;
@@ -216,6 +219,7 @@ std::string report_prediction(const CheckPrediction& p, const MachineSpec& machi
 std::string prediction_json(const CheckPrediction& p) {
   Json j{{"corrected", p.corrected}};
   j.update(run_json(p.run, p.ranks_per_node));
+  j.update(Json::parse(explained_json(p)));
   j["not_predicted"] = Json::array();
   for (const NotPredicted& missing : p.run.missing) {
     j["not_predicted"].push_back({{"part", missing.part}, {"why", missing.why}});

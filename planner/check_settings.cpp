@@ -101,6 +101,9 @@ bool apply(Variant& v, const Setting& s, const ConfigText& file) {
       return set_offload(v, "offload_param", static_cast<OffloadDevice>(s.value));
     case Knob::pinned:
       return set_pinned(v, s.value != 0);
+    case Knob::contiguous:
+      return (v.config.stage == 1 || v.config.stage == 2) && v.config.contiguous_gradients != (s.value != 0) &&
+             !v.config.optimizer_on_host() && v.draft.set(kZero + "contiguous_gradients", text_of(s.value != 0));
   }
   return false;
 }

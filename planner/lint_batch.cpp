@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "planner/lint_parts.h"
 
 namespace zeroplan {
@@ -89,9 +91,23 @@ class BatchCheck {
   }
 
   std::string ranks_text() const {
-    if (*ranks_ == lint_.machine->ranks()) return fmt::format("{} ranks", *ranks_);
+    if (*ranks_ == lint_.machine->ranks()) return fmt::format("{} rank{}", *ranks_, *ranks_ == 1 ? "" : "s");
     return fmt::format("{} data-parallel of {} ranks (sequence_parallel_size, autotp_size)", *ranks_,
                        lint_.machine->ranks());
+  }
+
+  /// On how many ranks the numbers do hold: processes that a launcher did not join each count one rank.
+  std::string holds_elsewhere() const {
+    if (!micro_ || !accumulation_) return "";
+    const std::int64_t product = *micro_ * *accumulation_;
+    if (*train_ % product != 0) return "";
+    const std::int64_t implied = *train_ / product;
+    const std::string holds = fmt::format(" It holds on {} rank{}", implied, implied == 1 ? "" : "s");
+    if (*ranks_ != 1) return holds + ".";
+    return holds + fmt::format(
+                       ": when {} processes run and each of them sees one rank, they were started without "
+                       "torchrun or deepspeed, or by mpirun without RANK and WORLD_SIZE.",
+                       implied);
   }
 
   void identity(const std::string& arithmetic, std::int64_t right) {
@@ -99,8 +115,8 @@ class BatchCheck {
         "batch-identity", std::string(kTrain),
         fmt::format(
             "train_batch_size is {}, but micro-batch x accumulation x ranks is {} on {}: DeepSpeed stops with an "
-            "AssertionError that prints these numbers.",
-            *train_, arithmetic, ranks_text()),
+            "AssertionError that prints these numbers.{}",
+            *train_, arithmetic, ranks_text(), holds_elsewhere()),
         fmt::format("\"{}\": {}", kTrain, right));
     lint_.replace(finding, *lint_.value(kTrain), std::to_string(right));
   }
@@ -173,11 +189,68 @@ void lint_automatic(Linter& lint) {
                   fmt::join(filled, ", "), filled.size() == 1 ? "it" : "them"));
 }
 
+/// The sizes that stand for "auto", to look at and to paste (transformers' trainer_config_finalize).
+void lint_auto_values(Linter& lint) {
+  constexpr std::string_view kBucket = "zero_optimization.reduce_bucket_size";
+  const auto automatic = [&](std::string_view path) {
+    return std::ranges::find(lint.config.automatic, path) != lint.config.automatic.end();
+  };
+  if (automatic(kBucket) && lint.config.stage < 3) {
+    lint.report(
+        "auto-bucket-below-3", std::string(kBucket),
+        fmt::format("\"auto\" at stage {}: transformers of early 2022 and before filled it at stage 3 only, and "
+                    "DeepSpeed stopped with a ValidationError at the text.",
+                    lint.config.stage));
+  }
+  if (lint.model == nullptr) return;
+  const DeepSpeedConfig& c = lint.config;
+  const std::pair<std::string_view, std::int64_t> sizes[] = {
+      {kBucket, c.reduce_bucket},
+      {"zero_optimization.stage3_prefetch_bucket_size", c.prefetch_bucket},
+      {"zero_optimization.stage3_param_persistence_threshold", c.param_persistence}};
+  std::vector<std::string> told, pasted;
+  std::string first;
+  for (const auto& [path, size] : sizes) {
+    if (!automatic(path) || (c.stage < 3 && path != kBucket)) continue;
+    if (first.empty()) first = path;
+    told.push_back(
+        fmt::format("{} {} ({:.1f} MB)", leaf_of(path), format_count(size), bytes_of(size, c.precision).base() / 1e6));
+    pasted.push_back(fmt::format("\"{}\": {}", leaf_of(path), size));
+  }
+  if (told.empty()) return;
+  lint.report("auto-values", first,
+              fmt::format("\"auto\" is, with hidden size {}: {}. A model whose config has neither hidden_size nor "
+                          "hidden_sizes (nor a text_config with them) gets a ValueError instead: paste the numbers.",
+                          format_count(lint.model->hidden), fmt::join(told, ", ")),
+              fmt::format("{}", fmt::join(pasted, ", ")));
+}
+
+/// What accumulation does at a stage, and what loops that accumulate on their own lose.
+void lint_accumulation(Linter& lint) {
+  const DeepSpeedConfig& c = lint.config;
+  if (!c.accumulation || !lint.has(kAccumulation)) return;
+  const std::string key(kAccumulation);
+  if (*c.accumulation == 1 && (c.stage == 1 || c.stage == 2)) {
+    lint.report("accumulation-by-hand", key,
+                fmt::format("1: every backward counts as the last before a step. A loop that calls backward several "
+                            "times for one step loses all gradients but the last at stage {}.",
+                            c.stage),
+                "the number of micro-steps, or engine.set_gradient_accumulation_boundary() in the loop");
+  } else if (*c.accumulation > 1 && c.stage >= 2) {
+    lint.report("reduces-each-micro-step", key,
+                fmt::format("stage {} reduces gradients in each of the {} micro-steps{}; stage 1 once a step.", c.stage,
+                            *c.accumulation, c.stage == 3 ? ", and gathers weights in each" : ""),
+                "\"stage\": 1 where it fits and links are slow");
+  }
+}
+
 }  // namespace
 
 void lint_batch(Linter& lint) {
   BatchCheck(lint).run();
   lint_automatic(lint);
+  lint_auto_values(lint);
+  lint_accumulation(lint);
 }
 
 }  // namespace zeroplan

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "planner/lint_parts.h"
@@ -28,13 +29,13 @@ void lint_host(Linter& lint) {
   const std::string where = fmt::format("{} offloaded from {} GPU{}", offloads_text(config), machine.gpus_per_node,
                                         machine.gpus_per_node == 1 ? "" : "s");
   if (host.exact > usable) {
-    lint.report(
-        "host-memory", key,
-        fmt::format(
-            "{}: at least {} of host memory a node, and {} leaves {}: the process is killed or the machine swaps.",
-            where, format_gib(host.exact), machine.name, format_gib(usable)),
-        config.stage == 3 ? "\"device\": \"nvme\", more host memory, or more nodes"
-                          : "stage 3 with \"device\": \"nvme\", more host memory, or more nodes");
+    lint.report("host-memory", key,
+                fmt::format("{}: at least {} of host memory a node, and {} leaves {}: the machine swaps, or a process "
+                            "is killed (exit code "
+                            "-9, SIGKILL, no traceback).",
+                            where, format_gib(host.exact), machine.name, format_gib(usable)),
+                config.stage == 3 ? "\"device\": \"nvme\", more host memory, or more nodes"
+                                  : "stage 3 with \"device\": \"nvme\", more host memory, or more nodes");
   } else if (host.rounded > usable) {
     lint.report(
         "host-pinned-rounding", key,
@@ -43,6 +44,34 @@ void lint_host(Linter& lint) {
                     where, format_gib(host.exact), format_gib(host.rounded), machine.name, format_gib(usable)),
         "DS_PIN_MEMORY_BACKEND=native in the environment (exact sizes), or \"pin_memory\": false");
   }
+}
+
+/// A sub_group_size whose masters fill a power of two.
+std::int64_t even_group(const DeepSpeedConfig& config) {
+  return static_cast<std::int64_t>(
+      std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(1, config.sub_group))));
+}
+
+/// Rounding that fits, and is worth knowing all the same.
+void lint_rounding(Linter& lint) {
+  const DeepSpeedConfig& config = lint.config;
+  if (lint.model == nullptr || lint.machine == nullptr) return;
+  const HostBytes host = offloaded_host_bytes(config, *lint.model, *lint.machine);
+  constexpr double kNoticeable = 1.1;
+  if (host.exact == Bytes() || host.rounded > lint.machine->usable_dram() || host.rounded < host.exact * kNoticeable)
+    return;
+  DeepSpeedConfig even = config;
+  even.sub_group = even_group(config);
+  const Bytes then = offloaded_host_bytes(even, *lint.model, *lint.machine).rounded;
+  const bool helps = config.stage == 3 && then < host.rounded;
+  lint.report(
+      "host-pinned-factor", kZero + (config.optimizer_on_host() ? "offload_optimizer" : "offload_param"),
+      fmt::format("torch rounds each pinned block up to a power of two: up to {} for the {} that are asked for, "
+                  "{:.2f} times.",
+                  format_gib(host.rounded), format_gib(host.exact), host.rounded / host.exact),
+      helps ? fmt::format("\"sub_group_size\": {} ({}), or DS_PIN_MEMORY_BACKEND=native", even.sub_group,
+                          format_gib(then))
+            : "DS_PIN_MEMORY_BACKEND=native in the environment (exact sizes)");
 }
 
 void lint_disk(Linter& lint) {
@@ -144,6 +173,34 @@ void lint_bucket_sizes(Linter& lint) {
   }
 }
 
+/// What the stage-3 keys of the file are for this model, in bytes; one note for all.
+void lint_gather_knobs(Linter& lint, std::int64_t persistent) {
+  const DeepSpeedConfig& c = lint.config;
+  const auto mib = [&](std::int64_t elements) {
+    return fmt::format("{:.0f} MiB", bytes_of(std::min(elements, lint.model->parameters()), c.precision).base() / kMiB);
+  };
+  struct KnobText {
+    std::string_view key;
+    std::string says;
+  };
+  const KnobText knobs[] = {
+      {"prefetch_bucket_size", fmt::format("prefetch {}: gathered ahead of use", mib(c.prefetch_bucket))},
+      {"max_live_parameters", fmt::format("live {}: gathered at one time, at most", mib(c.max_live))},
+      {"max_reuse_distance", fmt::format("reuse {}: kept when used again within that", mib(c.max_reuse))},
+      {"param_persistence_threshold",
+       fmt::format("persistence {} elements: {} never sharded", format_count(c.param_persistence), mib(persistent))}};
+  std::vector<std::string> told;
+  std::string first;
+  for (const KnobText& knob : knobs) {
+    const std::string full = fmt::format("{}stage3_{}", kZero, knob.key), brief = fmt::format("{}{}", kZero, knob.key);
+    if (!lint.has(full) && !lint.has(brief)) continue;
+    if (first.empty()) first = lint.has(full) ? full : brief;
+    told.push_back(knob.says);
+  }
+  if (told.empty()) return;
+  lint.report("stage3-knobs", first, fmt::format("on each GPU here: {}.", fmt::join(told, "; ")));
+}
+
 void lint_gathered(Linter& lint) {
   const DeepSpeedConfig& config = lint.config;
   if (lint.model == nullptr || config.stage != 3) return;
@@ -180,6 +237,7 @@ void lint_gathered(Linter& lint) {
           "\"sub_group_size\": 100000000");
     }
   }
+  lint_gather_knobs(lint, persistent);
   if (config.max_live >= parameters && config.prefetch_bucket > 0) {
     lint.report(
         "live-whole-model", place("max_live_parameters"),
@@ -216,12 +274,14 @@ void lint_load_and_save(Linter& lint) {
   if (lint.model == nullptr || lint.machine == nullptr) return;
   const MachineSpec& machine = *lint.machine;
   const Bytes whole = bytes_of(lint.model->parameters(), config.precision), usable = machine.usable_dram();
-  if (whole * machine.gpus_per_node > usable) {
+  const Bytes wide = bytes_of(lint.model->parameters(), DType::fp32) * machine.gpus_per_node;
+  if (wide > usable) {
     lint.report("load-host-memory", "",
-                fmt::format("{} processes of a node that each load the model take {}, and {} leaves {}: load it below "
-                            "deepspeed.zero.Init, or on one rank of a node at a time.",
-                            machine.gpus_per_node, format_gib(whole * machine.gpus_per_node), machine.name,
-                            format_gib(usable)));
+                fmt::format("{} processes of a node that each load the model take {} in fp32 ({} in {}), and {} leaves "
+                            "{}: load it below deepspeed.zero.Init, or on one rank of a node at a time ({}).",
+                            machine.gpus_per_node, format_gib(wide), format_gib(whole * machine.gpus_per_node),
+                            to_string(config.precision), machine.name, format_gib(usable),
+                            format_gib(bytes_of(lint.model->parameters(), DType::fp32))));
   }
   const Bytes offloaded = offloaded_host_bytes(config, *lint.model, machine).exact;
   if (config.stage == 3 && config.gather_on_save && offloaded <= usable && offloaded + whole > usable) {
@@ -278,6 +338,7 @@ void lint_memory(Linter& lint) {
   lint_ratio_groups(lint);
   lint_gpu(lint);
   lint_host(lint);
+  lint_rounding(lint);
   lint_disk(lint);
   lint_load_and_save(lint);
   lint_swap_sizes(lint);

@@ -20,27 +20,6 @@ std::int64_t count_of(const CheckAnswer& answer, Severity severity) {
   return std::ranges::count_if(answer.findings, [&](const Finding& f) { return f.rule->severity == severity; });
 }
 
-/// Words filled into lines of kWidth below an indentation.
-std::string filled(std::string_view text, std::string_view indent) {
-  std::string result(indent);
-  std::size_t column = indent.size();
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    const std::string_view word = text.substr(at, end - at);
-    if (column + word.size() > kWidth && column > indent.size()) {
-      result += "\n" + std::string(indent);
-      column = indent.size();
-    } else if (column > indent.size()) {
-      result += ' ';
-      ++column;
-    }
-    result += word;
-    column += word.size();
-    at = end + 1;
-  }
-  return result + "\n";
-}
-
 Ink ink_of(Severity severity) {
   return severity == Severity::error ? Ink::bad : severity == Severity::warning ? Ink::bold : Ink::dim;
 }
@@ -72,6 +51,26 @@ std::string printable_line(std::string text) {
   return text;
 }
 
+std::string filled_lines(std::string_view text, std::string_view indent) {
+  std::string result(indent);
+  std::size_t column = indent.size();
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    if (column + word.size() > kWidth && column > indent.size()) {
+      result += "\n" + std::string(indent);
+      column = indent.size();
+    } else if (column > indent.size()) {
+      result += ' ';
+      ++column;
+    }
+    result += word;
+    column += word.size();
+    at = end + 1;
+  }
+  return result + "\n";
+}
+
 std::string report_check(const CheckInput& input, const CheckAnswer& answer, const ReportStyle& style) {
   std::string text;
   std::int64_t fixable = 0;
@@ -81,8 +80,8 @@ std::string report_check(const CheckInput& input, const CheckAnswer& answer, con
         fmt::format("{}:{}: {} {}{}\n", input.file.name(), finding.line,
                     inked(to_string(finding.rule->severity), ink_of(finding.rule->severity), style),
                     where.empty() ? "" : where + " ", inked(fmt::format("[{}]", finding.rule->id), Ink::dim, style));
-    text += filled(printable_line(finding.message), "    ");
-    if (!finding.fix.empty()) text += filled("fix: " + printable_line(finding.fix), "    ");
+    text += filled_lines(printable_line(finding.message), "    ");
+    if (!finding.fix.empty()) text += filled_lines("fix: " + printable_line(finding.fix), "    ");
     text += "\n";
     fixable += finding.edits.empty() ? 0 : 1;
   }
@@ -97,7 +96,7 @@ std::string report_check(const CheckInput& input, const CheckAnswer& answer, con
   text += "\n";
   if (answer.truncated) text += fmt::format("more than {} findings: the rest is left out\n", kMostFindings);
   if (!answer.skipped.empty()) {
-    text += filled(
+    text += filled_lines(
         fmt::format("{} not run without {}: {}", plural(static_cast<std::int64_t>(answer.skipped.size()), "rule"),
                     input.model == nullptr && input.machine == nullptr ? "--model and --gpus"
                     : input.model == nullptr                           ? "--model"

@@ -2,6 +2,7 @@
 // The answer of `check` for people, as JSON, and the table of rules for docs/check.md.
 
 #include <string>
+#include <string_view>
 
 #include "planner/check_prediction.h"
 #include "planner/lint.h"
@@ -14,6 +15,9 @@ std::string report_check(const CheckInput& input, const CheckAnswer& answer, con
 
 /// With '?' for control characters: keys of a file would reach the terminal.
 std::string printable_line(std::string text);
+
+/// Words filled into lines of 110 columns, each behind the indentation.
+std::string filled_lines(std::string_view text, std::string_view indent);
 
 /// The finding on one line: "file:12: error: key: message".
 std::string finding_line(const ConfigText& file, const Finding& finding);

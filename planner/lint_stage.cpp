@@ -165,9 +165,9 @@ void lint_gathers(Linter& lint) {
   const std::string save = stage3_name(lint, "gather_16bit_weights_on_model_save");
   if (!config.gather_on_save && !lint.has(in_zero("stage3_gather_fp16_weights_on_model_save"))) {
     lint.report(
-        "save-without-weights", lint.has(save) ? save : "zero_optimization",
-        "save_16bit_model() and the Trainer then write no model weights, only shards that zero_to_fp32.py has to "
-        "put together.",
+        lint.has(save) ? "save-gather-off" : "save-without-weights", lint.has(save) ? save : "zero_optimization",
+        "save_16bit_model() and the Trainer then write no model weights, without an error: only shards that "
+        "zero_to_fp32.py has to put together.",
         "\"stage3_gather_16bit_weights_on_model_save\": true (collects the 16-bit model in rank 0's host memory)");
   }
 }
@@ -199,6 +199,14 @@ void lint_buckets(Linter& lint) {
   }
 }
 
+/// What the Trainer would put in place of "auto".
+std::string automatic_bucket(const Linter& lint) {
+  if (lint.model == nullptr) return "";
+  const std::int64_t elements = lint.model->hidden * lint.model->hidden;
+  return fmt::format(" The Trainer's \"auto\" would be {} here, {:.1f} MB.", format_count(elements),
+                     bytes_of(elements, lint.config.precision).base() / 1e6);
+}
+
 void lint_defaults(Linter& lint) {
   const DeepSpeedConfig& config = lint.config;
   if (!lint.has("gradient_clipping")) {
@@ -218,10 +226,11 @@ void lint_defaults(Linter& lint) {
   if (config.shards() && bucketed && !lint.has(in_zero("reduce_bucket_size"))) {
     const Bytes bucket = bytes_of(config.reduce_bucket, config.precision);
     lint.report("default-bucket", "zero_optimization",
-                fmt::format("reduce_bucket_size is not given: 5e8 elements, {}{}.", format_gib(bucket),
+                fmt::format("reduce_bucket_size is not given: 5e8 elements, {}{}.{}", format_gib(bucket),
                             config.stage == 3     ? " for good"
                             : config.overlap_comm ? " twice in backward"
-                                                  : " in backward"),
+                                                  : " in backward",
+                            automatic_bucket(lint)),
                 "\"reduce_bucket_size\": 50000000 to 500000000");
   }
   const bool checked = config.stage == 1 || config.stage == 2;

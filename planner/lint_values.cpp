@@ -115,7 +115,7 @@ class ValueCheck {
       Finding& finding =
           report("auto-alias",
                  fmt::format("the Trainer fills \"auto\" of {} only: under the short name it is dropped and "
-                             "the default, {}, is used.",
+                             "the default, {}, is used; Accelerate stops with a ValueError (not found in kwargs).",
                              key_.leaf(), default_text()),
                  fmt::format("\"{}\": \"auto\"", key_.leaf()));
       const ConfigNode* object = lint_.value(section_of(path_));
