@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
-#include <utility>
 
 #include "models/error.h"
 #include "models/json_reader.h"
+#include "runtime/file_descriptor.h"
 
 namespace zeroplan {
 namespace {
@@ -22,31 +22,15 @@ namespace fs = std::filesystem;
   throw InputError(fmt::format("{}: expected {} ({})", path.string(), expected, std::strerror(code)));
 }
 
-/// Closes on every path.
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number() const { return number_; }
-  /// The code of close(), which may be the first to tell of a full disk.
-  int close() { return ::close(std::exchange(number_, -1)) == 0 ? 0 : errno; }
-
- private:
-  int number_;
-};
-
 /// Throws InputError; the file may be there in part then.
 void write_file(const fs::path& path, const std::string& text, bool executable) {
   constexpr mode_t kReadable = 0666;
   constexpr mode_t kExecutable = 0777;
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, executable ? kExecutable : kReadable));
-  if (file.number() < 0) fail(path, "a file that can be written", errno);
+  FileDescriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, executable ? kExecutable : kReadable));
+  if (!file.is_open()) fail(path, "a file that can be written", errno);
   for (std::size_t done = 0; done < text.size();) {
-    const ssize_t count = ::write(file.number(), text.data() + done, text.size() - done);
+    const ssize_t count = ::write(file.value(), text.data() + done, text.size() - done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(path, "room for the file", errno);
     done += static_cast<std::size_t>(count);
@@ -66,15 +50,15 @@ fs::path temporary(const fs::path& folder, const std::string& name) {
 }  // namespace
 
 std::string read_text_file(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.number() < 0) fail(path, "a file that can be read", errno);
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.is_open()) fail(path, "a file that can be read", errno);
   struct stat status {};
-  if (::fstat(file.number(), &status) != 0) fail(path, "a file that can be read", errno);
+  if (::fstat(file.value(), &status) != 0) fail(path, "a file that can be read", errno);
   if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: expected a regular file", path));
   std::string text;
   char block[1 << 16];
   while (true) {
-    const ssize_t count = ::read(file.number(), block, sizeof block);
+    const ssize_t count = ::read(file.value(), block, sizeof block);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(path, "a file that can be read", errno);
     if (count == 0) return text;

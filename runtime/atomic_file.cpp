@@ -25,22 +25,6 @@ constexpr std::size_t kMaxTransfer = std::size_t{64} << 20;
   throw DeviceError(fmt::format("{}: {}: {}", path.string(), call, std::strerror(code)));
 }
 
-/// Owns a descriptor while a function may still throw.
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int value() const { return value_; }
-  int release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
-
 }  // namespace
 
 std::span<const std::byte> bytes_of_text(std::string_view text) { return std::as_bytes(std::span(text)); }
@@ -51,13 +35,13 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), temporary_(path_
   temporary_ += ".tmp";
   // A new inode: a process that was killed and has not gone yet still writes to the old one. A link is not followed.
   if (::unlink(temporary_.c_str()) != 0 && errno != ENOENT) fail("unlink");
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail("open for writing");
+  file_ = FileDescriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!file_.is_open()) fail("open for writing");
 }
 
 AtomicFile::~AtomicFile() {
-  if (descriptor_ < 0) return;
-  ::close(descriptor_);
+  if (!file_.is_open()) return;
+  file_.close();
   ::unlink(temporary_.c_str());
 }
 
@@ -65,7 +49,7 @@ void AtomicFile::fail(std::string_view what) const { fail_device(temporary_, wha
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t written = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    const ssize_t written = ::write(file_.value(), bytes.data(), std::min(bytes.size(), kMaxTransfer));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail("write");
     size_ += written;
@@ -74,10 +58,10 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::commit() {
-  if (::fsync(descriptor_) != 0) fail("fsync");
-  const int closed = ::close(std::exchange(descriptor_, -1));
+  if (::fsync(file_.value()) != 0) fail("fsync");
+  const int closed = file_.close();
   if (closed != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int code = errno;
+    const int code = closed != 0 ? closed : errno;
     ::unlink(temporary_.c_str());
     fail_device(path_, closed != 0 ? "close" : "rename", code);
   }
@@ -110,8 +94,8 @@ void make_directories(const fs::path& path) {
 
 void sync_directory(const fs::path& path) {
   const fs::path named = path.empty() ? fs::path(".") : path;
-  const Descriptor directory(::open(named.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.value() < 0) fail_device(named, "open", errno);
+  const FileDescriptor directory(::open(named.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory.is_open()) fail_device(named, "open", errno);
   // Some network file systems cannot sync a folder; they make it durable by themselves.
   if (::fsync(directory.value()) != 0 && errno != EINVAL) fail_device(named, "fsync", errno);
 }
@@ -120,26 +104,18 @@ void sync_directory(const fs::path& path) {
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   // O_NONBLOCK: a named pipe must not wait for a writer.
-  Descriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.value() < 0) throw InputError(fmt::format("{}: cannot be read: {}", path_.string(), std::strerror(errno)));
+  file_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file_.is_open()) throw InputError(fmt::format("{}: cannot be read: {}", path_.string(), std::strerror(errno)));
   struct stat status {};
-  if (::fstat(file.value(), &status) != 0) fail_device(path_, "fstat", errno);
+  if (::fstat(file_.value(), &status) != 0) fail_device(path_, "fstat", errno);
   if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: expected a regular file", path_.string()));
   size_ = status.st_size;
-  descriptor_ = file.release();
 }
-
-InputFile::~InputFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
 
 void InputFile::read(std::int64_t offset, std::span<std::byte> into) const {
   std::size_t done = 0;
   while (done < into.size()) {
-    const ssize_t got = ::pread(descriptor_, into.data() + done, std::min(into.size() - done, kMaxTransfer),
+    const ssize_t got = ::pread(file_.value(), into.data() + done, std::min(into.size() - done, kMaxTransfer),
                                 offset + static_cast<std::int64_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail_device(path_, fmt::format("read at {}", offset + static_cast<std::int64_t>(done)), errno);

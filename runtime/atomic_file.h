@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/file_descriptor.h"
+
 namespace zeroplan {
 
 std::span<const std::byte> bytes_of_text(std::string_view text);
@@ -31,7 +33,7 @@ class AtomicFile {
   [[noreturn]] void fail(std::string_view what) const;
 
   std::filesystem::path path_, temporary_;
-  int descriptor_ = -1;
+  FileDescriptor file_;
   std::int64_t size_ = 0;
 };
 
@@ -46,19 +48,16 @@ class InputFile {
  public:
   /// InputError when it is missing, unreadable or not a regular file.
   explicit InputFile(std::filesystem::path path);
-  ~InputFile();
-  InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   std::int64_t size() const { return size_; }  // when opened
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return file_.value(); }
   /// Fills `into` from `offset`. InputError "PATH: truncated: ..." when the file ends before.
   void read(std::int64_t offset, std::span<std::byte> into) const;
 
  private:
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  FileDescriptor file_;
   std::int64_t size_ = 0;
 };
 

@@ -17,6 +17,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/checkpoint_file.h"
 #include "runtime/checkpoint_manifest.h"
+#include "runtime/file_descriptor.h"
 
 namespace zeroplan {
 namespace {
@@ -82,10 +83,9 @@ void remove_old(const fs::path& directory, std::int64_t newest, int keep) {
 /// Makes a file and removes it again; every rank may do so at the same time.
 void check_writable(const fs::path& directory) {
   std::string name = (directory / "zeroplan-writable-XXXXXX").string();
-  const int descriptor = ::mkstemp(name.data());
-  if (descriptor < 0)
+  const FileDescriptor file(::mkstemp(name.data()));
+  if (!file.is_open())
     throw DeviceError(fmt::format("{}: cannot be written: {}", directory.string(), std::strerror(errno)));
-  ::close(descriptor);
   remove_file(name);
 }
 

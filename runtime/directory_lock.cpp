@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -13,15 +12,14 @@
 namespace zeroplan {
 
 DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
-    : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-  if (descriptor_ < 0) {
+    : directory_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (!directory_.is_open()) {
     throw InputError(fmt::format("{}: expected a directory: {}", directory.string(), std::strerror(errno)));
   }
-  while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+  while (::flock(directory_.value(), LOCK_EX | LOCK_NB) != 0) {
     const int code = errno;
     if (code == EINTR) continue;
     if (code == ENOLCK || code == EOPNOTSUPP || code == ENOSYS) return;
-    ::close(descriptor_);
     if (code == EWOULDBLOCK) {
       throw InputError(fmt::format("{}: another run writes its checkpoints here; choose another directory or wait",
                                    directory.string()));
@@ -29,7 +27,5 @@ DirectoryLock::DirectoryLock(const std::filesystem::path& directory)
     throw DeviceError(fmt::format("{}: flock: {}", directory.string(), std::strerror(code)));
   }
 }
-
-DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
 
 }  // namespace zeroplan

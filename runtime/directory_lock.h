@@ -3,6 +3,8 @@
 
 #include <filesystem>
 
+#include "runtime/file_descriptor.h"
+
 namespace zeroplan {
 
 /// Holds a lock on a directory (flock) until destroyed; the kernel lets go of it when the process dies, however it
@@ -12,12 +14,9 @@ class DirectoryLock {
   /// Throws InputError when another run holds the lock or the directory is not there, DeviceError when the system
   /// refuses. A file system that has no locks gives none.
   explicit DirectoryLock(const std::filesystem::path& directory);
-  ~DirectoryLock();
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
 
  private:
-  int descriptor_;
+  FileDescriptor directory_;
 };
 
 }  // namespace zeroplan

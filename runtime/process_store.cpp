@@ -232,8 +232,9 @@ void ProcessStore::refuse_foreign(Client& client) {
     case FrameReader::Fault::foreign:
       // A port scanner or a browser must not end a job; if a rank stays away, the error will tell of this one.
       stranger_ = client.host;
-      if (client.rank < 0) return client.socket.close();
-      break;
+      if (client.rank >= 0) break;
+      client.socket.close();
+      return;
     case FrameReader::Fault::too_long:
       break;
   }

@@ -100,11 +100,6 @@ sockaddr_un local_address(const std::string& name, socklen_t& length) {
 
 }  // namespace
 
-void FileDescriptor::close() noexcept {
-  if (value_ >= 0) ::close(value_);
-  value_ = -1;
-}
-
 std::string error_text(int error) { return error == 0 ? "end of file" : std::generic_category().message(error); }
 
 int poll_time(Deadline deadline) {

@@ -8,31 +8,10 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <utility>
+
+#include "runtime/file_descriptor.h"
 
 namespace zeroplan {
-
-/// Owns a file descriptor; -1 is none.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int value = -1) : value_(value) {}
-  ~FileDescriptor() { close(); }
-  FileDescriptor(FileDescriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    if (this != &other) {
-      close();
-      value_ = std::exchange(other.value_, -1);
-    }
-    return *this;
-  }
-
-  int value() const { return value_; }
-  bool is_open() const { return value_ >= 0; }
-  void close() noexcept;
-
- private:
-  int value_;
-};
 
 /// "Connection refused"; "end of file" for 0.
 std::string error_text(int error);
