@@ -241,12 +241,15 @@ struct DiskFile::State {
       cuts.push_back(cut(piece, direction == DiskDirection::read || table.ends_buffer(part.buffer, piece)));
     }
     std::vector<DiskPiece> whole;
+    // A write would hide a cut from the reads after it; what a read met is looked at when it is done.
+    if (direction == DiskDirection::write) file.check_whole();
     for (const Cut& c : cuts) {
       move_edge(c.first, direction);
       if (c.whole.size > 0) whole.push_back(c.whole);
       move_edge(c.last, direction);
     }
     (direction == DiskDirection::read ? reads : writes).transfer(whole);
+    if (direction == DiskDirection::read) file.check_whole();
   }
 };
 

@@ -112,7 +112,8 @@ void RankMemory::make_disk(int rank, const MemoryOptions& options) {
   disk.rank = rank;
   disk.engine = options.disk_engine;
   disk.fixed_memory = {arena(Memory::pinned).all()};
-  disk_ = std::make_unique<DiskFile>(disk, sizes);
+  disk_ = options.disk_backend ? std::make_unique<DiskFile>(disk, sizes, options.disk_backend)
+                               : std::make_unique<DiskFile>(disk, sizes);
 }
 
 std::span<std::byte> RankMemory::bytes(BufferId buffer) const {

@@ -19,8 +19,9 @@ namespace zeroplan {
 struct MemoryOptions {
   std::string nvme_directory;  // needed by plans that keep states on disk
   DiskEngine disk_engine = DiskEngine::automatic;
-  bool poison = false;  // fills dead buffers with NaN patterns: finds use after Free
-  bool pin = false;     // locks the pinned arena in RAM
+  bool poison = false;                 // fills dead buffers with NaN patterns: finds use after Free
+  bool pin = false;                    // locks the pinned arena in RAM
+  DiskFile::MakeBackend disk_backend;  // for tests: who carries transfers out, instead of disk_engine
 };
 
 class RankMemory {

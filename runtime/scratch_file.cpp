@@ -53,7 +53,7 @@ std::optional<DirectIo> direct_io(int descriptor) {
 
 }  // namespace
 
-ScratchFile::ScratchFile(const ScratchFileOptions& options) {
+ScratchFile::ScratchFile(const ScratchFileOptions& options) : size_(options.size) {
   try {
     create(options);
     allocate(options.size);
@@ -106,6 +106,13 @@ void ScratchFile::allocate(std::int64_t size) {
     code = size > 0 ? posix_fallocate(descriptor_, 0, size) : 0;
   } while (code == EINTR);
   if (code != 0) refuse(std::strerror(code));
+}
+
+void ScratchFile::check_whole() const {
+  struct stat facts {};
+  if (fstat(descriptor_, &facts) != 0) throw DeviceError(fmt::format("{}: {}", path_, std::strerror(errno)));
+  if (facts.st_size >= size_) return;
+  throw DeviceError(fmt::format("{}: the file ends at byte {} of {}: somebody cut it", path_, facts.st_size, size_));
 }
 
 // After the allocation: where the file system has no call for it, glibc writes single bytes.

@@ -33,6 +33,8 @@ class ScratchFile {
   /// Of memory that direct I/O reads and writes; 1 without direct I/O.
   int memory_alignment() const { return memory_alignment_; }
   const std::vector<std::string>& notes() const { return notes_; }
+  /// Throws DeviceError if the file has been cut: a write makes it long again, and what lay between reads as zeros.
+  void check_whole() const;
 
  private:
   void create(const ScratchFileOptions& options);
@@ -40,6 +42,7 @@ class ScratchFile {
   void use_direct(int largest_block);
 
   std::string path_;
+  std::int64_t size_ = 0;
   int descriptor_ = -1;
   bool named_ = false;  // still has its name, and should lose it
   bool direct_ = false;

@@ -3,14 +3,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "models/error.h"
 #include "runtime/arena_memory.h"
 #include "runtime/disk.h"
+#include "runtime/disk_queue.h"
 #include "tests/catch.h"
 #include "tests/child_process.h"
 
@@ -108,6 +114,67 @@ class Player {
   ArenaMemory memory_;
   std::map<int, Data> model_;
 };
+
+struct Fault {
+  enum class Kind { shorter, nothing, error, too_much, throws } kind = Kind::error;
+  int code = 0;            // errno of an error
+  std::int64_t bytes = 0;  // that a shorter transfer moves
+};
+
+// Threads with faults: `plan(n)` says what happens to the n-th request of this direction.
+class FaultyBackend final : public DiskBackend {
+ public:
+  using Plan = std::function<std::optional<Fault>(int)>;
+  FaultyBackend(const DiskTarget& target, Plan plan) : real_(make_thread_backend(target)), plan_(std::move(plan)) {}
+
+  void submit(const DiskRequest& request) override {
+    const std::optional<Fault> fault = plan_(count_++);
+    if (!fault) return forward(request);
+    switch (fault->kind) {
+      case Fault::Kind::shorter: {
+        DiskRequest less = request;
+        less.size = std::min(request.size, fault->bytes);
+        return forward(less);
+      }
+      case Fault::Kind::nothing:
+        return made_up_.push_back({request.slot, 0});
+      case Fault::Kind::error:
+        return made_up_.push_back({request.slot, -fault->code});
+      case Fault::Kind::too_much:
+        return made_up_.push_back({request.slot, request.size + 1});
+      case Fault::Kind::throws:
+        throw DeviceError("the ring broke");
+    }
+  }
+
+  void wait(std::vector<DiskCompletion>& done) override {
+    done.insert(done.end(), made_up_.begin(), made_up_.end());
+    const bool some = !made_up_.empty();
+    made_up_.clear();
+    if (some) return;
+    const std::size_t before = done.size();
+    real_->wait(done);
+    in_flight_ -= static_cast<int>(done.size() - before);
+  }
+
+  ~FaultyBackend() override {
+    if (in_flight_ != 0) std::terminate();  // an error must not leave anything in flight
+  }
+
+ private:
+  void forward(const DiskRequest& request) {
+    ++in_flight_;
+    real_->submit(request);
+  }
+  std::unique_ptr<DiskBackend> real_;
+  Plan plan_;
+  std::vector<DiskCompletion> made_up_;
+  int count_ = 0, in_flight_ = 0;
+};
+
+inline DiskFile::MakeBackend faulty(FaultyBackend::Plan plan) {
+  return [plan = std::move(plan)](const DiskTarget& target) { return std::make_unique<FaultyBackend>(target, plan); };
+}
 
 inline const std::vector<std::int64_t> kSizes{4096,       256,  0,      100'000, 8192,    1,
                                               256 * 1001, 4097, 65'536, 4095,    300'032, 512};

@@ -19,6 +19,8 @@ namespace {
 
 using tests::Data;
 using tests::engines;
+using tests::Fault;
+using tests::faulty;
 using tests::HasText;
 using tests::kSizes;
 using tests::options_in;
@@ -168,67 +170,6 @@ TEST_CASE("Ranges that leave a buffer are our bug") {
 
 // --- injected faults ---------------------------------------------------------------------------------
 
-struct Fault {
-  enum class Kind { shorter, nothing, error, too_much, throws } kind = Kind::error;
-  int code = 0;            // errno of an error
-  std::int64_t bytes = 0;  // that a shorter transfer moves
-};
-
-// Threads with faults: `plan(n)` says what happens to the n-th request of this direction.
-class FaultyBackend final : public DiskBackend {
- public:
-  using Plan = std::function<std::optional<Fault>(int)>;
-  FaultyBackend(const DiskTarget& target, Plan plan) : real_(make_thread_backend(target)), plan_(std::move(plan)) {}
-
-  void submit(const DiskRequest& request) override {
-    const std::optional<Fault> fault = plan_(count_++);
-    if (!fault) return forward(request);
-    switch (fault->kind) {
-      case Fault::Kind::shorter: {
-        DiskRequest less = request;
-        less.size = std::min(request.size, fault->bytes);
-        return forward(less);
-      }
-      case Fault::Kind::nothing:
-        return made_up_.push_back({request.slot, 0});
-      case Fault::Kind::error:
-        return made_up_.push_back({request.slot, -fault->code});
-      case Fault::Kind::too_much:
-        return made_up_.push_back({request.slot, request.size + 1});
-      case Fault::Kind::throws:
-        throw DeviceError("the ring broke");
-    }
-  }
-
-  void wait(std::vector<DiskCompletion>& done) override {
-    done.insert(done.end(), made_up_.begin(), made_up_.end());
-    const bool some = !made_up_.empty();
-    made_up_.clear();
-    if (some) return;
-    const std::size_t before = done.size();
-    real_->wait(done);
-    in_flight_ -= static_cast<int>(done.size() - before);
-  }
-
-  ~FaultyBackend() override {
-    if (in_flight_ != 0) std::terminate();  // an error must not leave anything in flight
-  }
-
- private:
-  void forward(const DiskRequest& request) {
-    ++in_flight_;
-    real_->submit(request);
-  }
-  std::unique_ptr<DiskBackend> real_;
-  Plan plan_;
-  std::vector<DiskCompletion> made_up_;
-  int count_ = 0, in_flight_ = 0;
-};
-
-DiskFile::MakeBackend faulty(FaultyBackend::Plan plan) {
-  return [plan = std::move(plan)](const DiskTarget& target) { return std::make_unique<FaultyBackend>(target, plan); };
-}
-
 TEST_CASE("Short transfers, EAGAIN and EINTR at random are mended") {
   const TemporaryDirectory directory;
   for (const bool direct : {true, false}) {
@@ -306,6 +247,12 @@ TEST_CASE("A read past a cut file is an error, not old data") {
     Data data(100'000);
     CHECK_THROWS_AS(file.read(0, 0, data), DeviceError);
     CHECK_THROWS_WITH(file.read(0, 0, data), HasText(file.path()) && HasText("the file ends here"));
+    // A write behind the cut would make zeros of what lay between.
+    const std::string cut = file.path() + ": the file ends at byte 49152 of 102400: somebody cut it";
+    CHECK_THROWS_WITH(file.write(0, 65'536, std::span<const std::byte>(data).first(4096)), HasText(cut));
+    Data front(4096);
+    CHECK_THROWS_WITH(file.read(0, 0, front), HasText(cut));
+    CHECK(std::filesystem::file_size(file.path()) == 49'152);
   }
 }
 

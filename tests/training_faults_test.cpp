@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -15,7 +17,9 @@
 #include "runtime/trainer.h"
 #include "tests/catch.h"
 #include "tests/child_process.h"
+#include "tests/disk_support.h"
 #include "tests/host_job.h"
+#include "tests/process_support.h"
 
 using namespace zeroplan;
 using namespace zeroplan::tests;
@@ -109,6 +113,112 @@ TEST_CASE("fp16 that overflows at the smallest loss scale ends with the step; th
   const CheckpointReader reader(o.checkpoints, file.model, file.plan);
   CHECK(reader.meta().step == last - 1);
   CHECK(reader.meta().loss_scale.scale == 1);
+}
+
+namespace {
+
+/// States on disk, two ranks.
+PlanFile plan_on_disk() {
+  PlanFile file = plan_file(2, 3);
+  file.plan.optimizer = Placement::all(Tier::nvme, static_cast<int>(file.model.sequence.size()));
+  file.plan.update = UpdateOn::host;
+  return file;
+}
+
+/// EIO in the n-th transfer from the moment when it is set; ranks and directions count together.
+struct FailingDisk {
+  std::atomic<int> left = -1, seen = 0;
+  DiskFile::MakeBackend backend() {
+    return faulty([this](int) -> std::optional<Fault> {
+      ++seen;
+      if (left < 0 || left-- != 0) return std::nullopt;
+      return Fault{Fault::Kind::error, EIO, 0};
+    });
+  }
+};
+
+void check_disk_error(const std::string& error) {
+  CHECK_THAT(error, HasText("/zeroplan-rank") && HasText(" bytes at offset ") && HasText(": Input/output error"));
+}
+
+}  // namespace
+
+TEST_CASE("Whichever transfer of a step fails, every thread hears of it and the checkpoint before it resumes") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_on_disk();
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
+  o.memory.nvme_directory = scratch.path();
+  train_threads(file, o, {});
+  o.resume = true;
+  o.checkpoint_every = 1000;
+  const auto run = [&](int fail_at, std::int64_t steps, int& transfers) {
+    FailingDisk disk;
+    o.steps = steps;
+    o.memory.disk_backend = disk.backend();
+    int before = 0;
+    const std::string error = error_of(file, o, [&](const StepReport& r) {
+      if (r.step == 3) {
+        before = disk.seen;
+        disk.left = fail_at;
+      }
+      if (r.step == 4) transfers = disk.seen - before;
+    });
+    CHECK((fail_at < 0 || disk.left < 0));
+    return error;
+  };
+  int transfers = 0, unused = 0;
+  const TemporaryDirectory apart;  // the count must not add a checkpoint
+  const std::string checkpoints = o.checkpoints;
+  o.checkpoints = apart.path() + "/ck";
+  o.resume = false;
+  o.steps = 2;
+  train_threads(file, o, {});
+  o.resume = true;
+  CHECK(run(-1, 3, transfers) == "");
+  REQUIRE(transfers > 20);
+  o.checkpoints = checkpoints;
+  for (int k = 0; k < transfers; ++k) {
+    INFO("transfer " << k << " of " << transfers);
+    check_disk_error(run(k, 1000, unused));
+    CHECK(CheckpointReader(o.checkpoints, file.model, file.plan).meta().step == 2);
+  }
+  o.memory.disk_backend = {};
+  o.steps = 1;
+  CHECK(error_of(file, o) == "");
+  CHECK(CheckpointReader(o.checkpoints, file.model, file.plan).meta().step == 3);
+}
+
+TEST_CASE("A transfer that fails in a step of one process ends the others, and the checkpoint before it resumes") {
+  const TemporaryDirectory scratch;
+  const PlanFile file = plan_on_disk();
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
+  o.memory.nvme_directory = scratch.path();
+  train_threads(file, o, {});
+  o.resume = true;
+  o.steps = 1000;
+  for (const int victim : {0, 1}) {
+    for (const int transfer : {150, 163, 171}) {  // some steps on: loading takes fewer than 60
+      CAPTURE(victim, transfer);
+      const Outcome outcome = on_every_process(2, [&](World& world) -> std::string {
+        FailingDisk disk;
+        TrainOptions mine = o;
+        mine.memory.disk_backend = disk.backend();
+        if (world.rank() == victim) disk.left = transfer;
+        std::int64_t last = 0;
+        try {
+          train(file, world, mine, [&](const StepReport& r) { last = r.step; });
+        } catch (const DeviceError& e) {
+          return fmt::format("{} steps: {}", last, e.what());
+        }
+        return "no error";
+      });
+      check_all(outcome, ": Input/output error");
+      check_all(outcome, fmt::format("/zeroplan-rank{}", victim));
+      CHECK(outcome.seconds < 10);
+      CHECK_THAT(outcome.texts[0], !HasText("0 steps"));
+      CHECK(CheckpointReader(o.checkpoints, file.model, file.plan).meta().step == 2);
+    }
+  }
 }
 
 TEST_CASE("Sequences longer than a table of positions are refused before anything is allocated") {
