@@ -12,6 +12,8 @@ constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 /// Sweeps of the iteration for flows that limit each other in a circle, and the change at which it has settled.
 constexpr int kMostSweeps = 2000;
 constexpr double kSettled = 1e-15;
+/// Uses of one resource that differ by less are even: sums in another order.
+constexpr double kEqual = 1e-12;
 
 }  // namespace
 
@@ -30,29 +32,31 @@ std::uint32_t FairSharing::add_flow() {
 void FairSharing::start(std::uint32_t index, std::span<const Use> uses) {
   Flow& flow = flows_[index];
   flow.uses.clear();
-  flow.active = true;
   for (const Use& use : uses) {
     if (!(use.amount > 0) || use.amount == kUnlimited)
       throw std::logic_error("sharing: an amount must be positive and finite");
-    SharedResource& resource = resources_[use.resource];
-    resource.users.push_back({index, use.amount});
-    if (!resource.dirty) dirty_.push_back(use.resource);
-    resource.dirty = true;
+    resources_[use.resource].users.push_back({index, use.amount});
     flow.uses.push_back({use.resource, use.amount, 1 / use.amount});
   }
   if (!std::ranges::is_sorted(flow.uses, {}, &FlowUse::resource)) std::ranges::sort(flow.uses, {}, &FlowUse::resource);
+  flow.active = true;
+  flow.fresh = true;
+  fresh_.push_back(index);
 }
 
 void FairSharing::stop(std::uint32_t index) {
   Flow& flow = flows_[index];
+  if (!flow.fresh) --resources_[flow.vote].held;
   for (const FlowUse& use : flow.uses) {
     SharedResource& resource = resources_[use.resource];
     const auto at = std::ranges::find(resource.users, index, &User::flow);
     resource.users.erase(at);
-    if (!resource.dirty) dirty_.push_back(use.resource);
+    if (flow.fresh || resource.held == 0 || resource.dirty) continue;  // nobody waits for what it leaves
     resource.dirty = true;
+    dirty_.push_back(use.resource);
   }
-  flow.active = false;
+  if (flow.fresh) std::erase(fresh_, index);
+  flow.active = flow.fresh = false;
   flow.rate = 0;
 }
 
@@ -63,38 +67,71 @@ double FairSharing::load(std::uint32_t index) const {
   return used / resource.capacity;
 }
 
-/// Everything that hangs together with a changed resource: resources by flows, flows by resources.
-void FairSharing::collect() {
+/// The rate of this flow is to be worked out anew.
+void FairSharing::reopen(std::uint32_t index) {
+  Flow& flow = flows_[index];
+  if (!flow.changing) {
+    flow.changing = true;
+    flow.before = flow.rate;
+    flows_of_component_.push_back(index);
+    if (!flow.fresh) --resources_[flow.vote].held;
+    flow.fresh = false;
+  }
+  flow.open = true;
+}
+
+/// Flows that are held by a resource share what others leave of it.
+void FairSharing::release_holders(std::uint32_t index) {
+  if (resources_[index].held == 0) return;
+  for (const User& user : resources_[index].users) {
+    const Flow& flow = flows_[user.flow];
+    if (!flow.changing && !flow.fresh && flow.vote == index) reopen(user.flow);
+  }
+}
+
+/// The resources that changing flows use, and the flows that these hold in turn.
+void FairSharing::reach() {
+  for (; reached_ < flows_of_component_.size(); ++reached_) {
+    for (const FlowUse& use : flows_[flows_of_component_[reached_]].uses) {
+      if (resources_[use.resource].seen) continue;
+      resources_[use.resource].seen = true;
+      component_.push_back(use.resource);
+      release_holders(use.resource);
+    }
+  }
+}
+
+void FairSharing::begin() {
   component_.clear();
   flows_of_component_.clear();
+  reached_ = 0;
   for (std::uint32_t index : dirty_) {
-    SharedResource& resource = resources_[index];
-    resource.dirty = false;
-    if (!resource.users.empty() && !resource.seen) {
-      resource.seen = true;
-      component_.push_back(index);
-    }
+    resources_[index].dirty = false;
+    release_holders(index);
   }
   dirty_.clear();
-  // Grows as resources are found.
-  for (std::size_t k = 0; k < component_.size(); ++k) {
-    SharedResource& resource = resources_[component_[k]];
-    resource.left = resource.capacity;
-    resource.waiting = static_cast<std::uint32_t>(resource.users.size());
-    resource.share = resource.left / resource.waiting;
-    for (const User& user : resource.users) {
-      Flow& flow = flows_[user.flow];
-      if (flow.open) continue;
-      flow.open = true;
-      flow.before = flow.rate;
-      flows_of_component_.push_back(user.flow);
-      for (const FlowUse& use : flow.uses) {
-        if (resources_[use.resource].seen) continue;
-        resources_[use.resource].seen = true;
-        component_.push_back(use.resource);
-      }
+  for (std::uint32_t index : fresh_) reopen(index);
+  fresh_.clear();
+  reach();
+}
+
+/// Flows that stay as they are keep what they have; the others share the rest.
+void FairSharing::prepare(SharedResource& resource) {
+  double kept = 0, most = 0;
+  resource.waiting = resource.votes = 0;
+  for (const User& user : resource.users) {
+    const Flow& flow = flows_[user.flow];
+    if (flow.open) {
+      ++resource.waiting;
+      continue;
     }
+    const double use = user.amount * flow.rate;
+    kept += use;
+    most = std::max(most, use);
   }
+  resource.most_kept = most;
+  resource.left = resource.capacity - kept;
+  resource.share = resource.left / resource.waiting;
 }
 
 /// Each flow names the resource whose even share would hold it back most; of equals the one of lowest index. Without
@@ -238,11 +275,9 @@ void FairSharing::settle_rest() {
   for (std::uint32_t index : touched_) resources_[index].touched = false;
 }
 
-std::span<const FairSharing::Change> FairSharing::solve() {
-  changes_.clear();
-  if (dirty_.empty()) return changes_;
-  collect();
+void FairSharing::fill_all() {
   num_open_ = flows_of_component_.size();
+  for (std::uint32_t index : component_) prepare(resources_[index]);
   for (std::uint32_t index : flows_of_component_) vote(flows_[index]);
   for (std::uint32_t index : component_) queue_if_agreed(index);
   while (!agreed_.empty()) {
@@ -251,12 +286,48 @@ std::span<const FairSharing::Change> FairSharing::solve() {
     fill(index);
   }
   if (num_open_ > 0) settle_rest();
+}
+
+/// A bottleneck gives nobody more than those whom it holds. Who was left out and has more now is to be worked out with
+/// them.
+bool FairSharing::find_overtaken() {
+  const std::size_t before = flows_of_component_.size();
+  for (std::uint32_t index : component_) {
+    if (resources_[index].most_kept == 0) continue;
+    bool held = false;
+    double level = 0;
+    for (const User& user : resources_[index].users) {
+      const Flow& flow = flows_[user.flow];
+      if (!flow.changing || flow.vote != index) continue;
+      held = true;
+      level = std::max(level, user.amount * flow.rate);
+    }
+    if (!held || resources_[index].most_kept <= level * (1 + kEqual)) continue;
+    for (const User& user : resources_[index].users) {
+      if (!flows_[user.flow].changing && user.amount * flows_[user.flow].rate > level * (1 + kEqual)) reopen(user.flow);
+    }
+  }
+  return flows_of_component_.size() > before;
+}
+
+std::span<const FairSharing::Change> FairSharing::solve() {
+  changes_.clear();
+  if (dirty_.empty() && fresh_.empty()) return changes_;
+  begin();
+  for (;;) {
+    fill_all();
+    if (!find_overtaken()) break;
+    for (std::uint32_t index : flows_of_component_) flows_[index].open = true;
+    reach();
+  }
   for (std::uint32_t index : component_) {
     resources_[index].seen = false;
     resources_[index].votes = 0;
   }
   for (std::uint32_t index : flows_of_component_) {
-    const Flow& flow = flows_[index];
+    Flow& flow = flows_[index];
+    flow.changing = false;
+    ++resources_[flow.vote].held;
     if (flow.rate != flow.before) changes_.push_back({index, flow.before, flow.rate});
   }
   return changes_;

@@ -18,8 +18,9 @@ struct Use {
   friend bool operator==(const Use&, const Use&) = default;
 };
 
-/// Rates are worked out by solve(), anew only where something changed and what hangs together with it. Deterministic:
-/// the same calls give the same bits.
+/// Rates are worked out by solve(), anew only for flows that a change can reach: a flow is held by its bottleneck, so
+/// it is looked at again when that resource has more or less to give, not when any other that it uses has.
+/// Deterministic: the same calls give the same bits.
 class FairSharing {
  public:
   struct Change {
@@ -56,10 +57,11 @@ class FairSharing {
   struct Flow {
     std::vector<FlowUse> uses;  // by resource
     double rate = 0, before = 0;
-    std::uint32_t vote = 0;  // the resource that limits it most
+    std::uint32_t vote = 0;  // the resource that limits it most; once solved, its bottleneck
     double voted_rate = 0;
-    bool active = false;
-    bool open = false;  // its new rate is not known yet
+    bool active = false, fresh = false;  // fresh: started since the last solve
+    bool open = false;                   // its new rate is not known yet
+    bool changing = false;               // its rate is worked out anew
   };
   struct User {
     std::uint32_t flow = 0;
@@ -70,11 +72,19 @@ class FairSharing {
     double left = 0;   // not yet given away
     double share = 0;  // left, evenly for each user that still waits
     std::uint32_t waiting = 0, votes = 0;
+    std::uint32_t held = 0;  // flows whose bottleneck it is
+    double most_kept = 0;    // most that one of those uses whose rates stay
     bool seen = false, dirty = false, touched = false, raised = false, queued = false;
     std::vector<User> users;
   };
 
-  void collect();
+  void begin();
+  void reopen(std::uint32_t flow);
+  void reach();
+  void release_holders(std::uint32_t resource);
+  void prepare(SharedResource& resource);
+  void fill_all();
+  bool find_overtaken();
   void vote(Flow& flow);
   void fix(Flow& flow, double rate);
   void queue_if_agreed(std::uint32_t resource);
@@ -86,8 +96,11 @@ class FairSharing {
 
   std::vector<SharedResource> resources_;
   std::vector<Flow> flows_;
-  std::vector<std::uint32_t> dirty_;  // resources
-  std::vector<std::uint32_t> component_, flows_of_component_;
+  std::vector<std::uint32_t> dirty_;                     // resources whose holders have more to share
+  std::vector<std::uint32_t> fresh_;                     // flows
+  std::vector<std::uint32_t> component_;                 // resources that changing flows use
+  std::vector<std::uint32_t> flows_of_component_;        // changing flows
+  std::size_t reached_ = 0;                              // of flows_of_component_: their resources are in component_
   std::vector<std::uint32_t> agreed_, touched_, moved_;  // resources
   std::size_t num_open_ = 0;
   std::vector<double> wants_;

@@ -140,7 +140,9 @@ TEST_CASE("Only what hangs together with a change is worked out anew") {
   CHECK(sharing.solve().size() == 2);
   CHECK(sharing.solve().empty());
   sharing.start(2, std::vector<Use>{{0, 1}});
-  const auto changed = sharing.solve();
+  const auto told = sharing.solve();
+  std::vector<FairSharing::Change> changed(told.begin(), told.end());
+  std::ranges::sort(changed, {}, &FairSharing::Change::flow);
   REQUIRE(changed.size() == 2);
   CHECK((changed[0].flow == 0 && changed[0].before == 1 && changed[0].now == 0.5));
   CHECK((changed[1].flow == 2 && changed[1].before == 0 && changed[1].now == 0.5));
@@ -149,6 +151,45 @@ TEST_CASE("Only what hangs together with a change is worked out anew") {
   CHECK(sharing.rate(2) == 1);
   CHECK(sharing.rate(0) == 0);
   CHECK(sharing.load(0) == 1);
+}
+
+TEST_CASE("A change does not reach a flow whose bottleneck has as much to give as before") {
+  //  flow 0: A; flow 1: A and B; flow 2: B and C; flow 3: C.  A = 2, B = 10, C = 4
+  //  A holds 0 and 1 at 1, C holds 2 and 3 at 2; B, which 1 and 2 use, is not full.
+  FairSharing sharing;
+  for (const double capacity : {2.0, 10.0, 4.0}) sharing.add_resource(capacity);
+  for (int f = 0; f < 4; ++f) sharing.add_flow();
+  sharing.start(0, std::vector<Use>{{0, 1}});
+  sharing.start(1, std::vector<Use>{{0, 1}, {1, 1}});
+  sharing.start(2, std::vector<Use>{{1, 1}, {2, 1}});
+  sharing.start(3, std::vector<Use>{{2, 1}});
+  CHECK(sharing.solve().size() == 4);
+  sharing.stop(0);
+  REQUIRE(sharing.solve().size() == 1);  // flow 1, through A
+  CHECK(sharing.rate(1) == 2);
+  CHECK(sharing.rate(2) == 2);
+  // Flow 1 alone on A = 2 and B = 10; flow 2 alone could have 4 of C and B still has room.
+  sharing.stop(3);
+  REQUIRE(sharing.solve().size() == 1);
+  CHECK(sharing.rate(2) == 4);
+}
+
+TEST_CASE("A flow that a new one overtakes gives way") {
+  //  flow 0: A = 6 alone has 6 (of B = 10, which is not full); then flow 1 on B: with flow 0 fixed B would leave it 4,
+  //  less than flow 0 has. Fair is 5 each.
+  FairSharing sharing;
+  sharing.add_resource(6);
+  sharing.add_resource(10);
+  for (int f = 0; f < 2; ++f) sharing.add_flow();
+  sharing.start(0, std::vector<Use>{{0, 1}, {1, 1}});
+  CHECK(sharing.solve().size() == 1);
+  sharing.start(1, std::vector<Use>{{1, 1}});
+  CHECK(sharing.solve().size() == 2);
+  CHECK(sharing.rate(0) == 5);
+  CHECK(sharing.rate(1) == 5);
+  sharing.stop(1);
+  CHECK(sharing.solve().size() == 1);
+  CHECK(sharing.rate(0) == 6);
 }
 
 TEST_CASE("Impossible amounts and capacities are refused") {
@@ -208,6 +249,54 @@ TEST_CASE("Flows that come and go end at the rates of a fresh start") {
       if (active[f]) REQUIRE_THAT(sharing.rate(static_cast<std::uint32_t>(f)), WithinRel(fresh[k++], kClose));
     }
     for (std::uint32_t r = 0; r < c.capacities.size(); ++r) CHECK(sharing.load(r) <= 1 + 1e-12);
+  }
+}
+
+TEST_CASE("Many flows that come and go have the rates of a fresh start after every change") {
+  // Only a few rates are worked out anew each time; what is left over of each resource must not drift.
+  Random random(6);
+  for (const bool equal_amounts : {true, false}) {
+    Case c;
+    for (int r = 0; r < 40; ++r) c.capacities.push_back(1 + static_cast<double>(random.between(0, 3)));
+    for (int f = 0; f < 60; ++f) {
+      auto& flow = c.flows.emplace_back();
+      const auto first = random.between(0, 39), count = random.between(1, 4);
+      for (std::int64_t k = 0; k < count; ++k) {
+        const double amount = equal_amounts ? 1 : 0.1 + random.unit();
+        flow.push_back({static_cast<std::uint32_t>((first + k) % 40), amount});
+      }
+    }
+    FairSharing sharing;
+    for (double capacity : c.capacities) sharing.add_resource(capacity);
+    std::vector<bool> active(c.flows.size(), false);
+    for (std::size_t f = 0; f < c.flows.size(); ++f) sharing.add_flow();
+    std::vector<double> known(c.flows.size(), 0);
+    for (int change = 0; change < 3000; ++change) {
+      const auto f = static_cast<std::size_t>(random.between(0, 59));
+      if (active[f]) {
+        sharing.stop(static_cast<std::uint32_t>(f));
+        known[f] = 0;
+      } else {
+        sharing.start(static_cast<std::uint32_t>(f), c.flows[f]);
+      }
+      active[f] = !active[f];
+      for (const FairSharing::Change& told : sharing.solve()) {
+        REQUIRE(told.before == known[told.flow]);
+        known[told.flow] = told.now;
+      }
+      Case now{c.capacities, {}};
+      std::vector<double> ours;
+      for (std::size_t k = 0; k < c.flows.size(); ++k) {
+        REQUIRE(known[k] == sharing.rate(static_cast<std::uint32_t>(k)));
+        if (!active[k]) continue;
+        now.flows.push_back(c.flows[k]);
+        ours.push_back(known[k]);
+      }
+      check_fair(now, ours);
+      if (!equal_amounts) continue;
+      const auto expected = progressive_filling(now);
+      for (std::size_t k = 0; k < ours.size(); ++k) REQUIRE_THAT(ours[k], WithinRel(expected[k], 1e-12));
+    }
   }
 }
 
