@@ -20,7 +20,7 @@ struct Avx2 {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_set_m128i(high, low));
   }
   static void fence() { _mm_sfence(); }
-  static void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+  ZEROPLAN_IN_LOOP static void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
 
   static V set(float value) { return _mm256_set1_ps(value); }
   static V mul(V a, V b) { return _mm256_mul_ps(a, b); }

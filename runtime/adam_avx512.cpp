@@ -22,7 +22,7 @@ struct Avx512 {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   }
   static void fence() { _mm_sfence(); }
-  static void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+  ZEROPLAN_IN_LOOP static void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
 
   static V set(float value) { return _mm512_set1_ps(value); }
   static V mul(V a, V b) { return _mm512_mul_ps(a, b); }

@@ -10,6 +10,10 @@
 
 #include "runtime/adam_paths.h"
 
+// What the loop is made of has to be in it: g++ left parts of some loops as calls, and a call that does nothing but
+// prefetch as nothing at all (it has no result).
+#define ZEROPLAN_IN_LOOP inline __attribute__((always_inline))
+
 namespace zeroplan {
 namespace {
 
@@ -31,7 +35,7 @@ template <DType M>
 using MomentWord = std::conditional_t<M == DType::fp32, float, std::uint16_t>;
 
 template <class Isa, DType Type>
-typename Isa::V load_as(const void* from) {
+ZEROPLAN_IN_LOOP typename Isa::V load_as(const void* from) {
   if constexpr (Type == DType::fp32) return Isa::load(static_cast<const float*>(from));
   const auto half = Isa::load_half(static_cast<const std::uint16_t*>(from));
   if constexpr (Type == DType::bf16) return Isa::from_bf16(half);
@@ -39,7 +43,7 @@ typename Isa::V load_as(const void* from) {
 }
 
 template <class Isa, DType Type>
-void store_as(void* to, typename Isa::V value) {
+ZEROPLAN_IN_LOOP void store_as(void* to, typename Isa::V value) {
   if constexpr (Type == DType::fp32) {
     Isa::store(static_cast<float*>(to), value);
   } else {
@@ -66,7 +70,7 @@ struct Lanes {
 
 /// kLanes elements: states updated in place; returns the weights as 16 bits (zeros with Master::fp32_alone).
 template <class Isa, DType G, DType M, Master K, DType W>
-typename Isa::Half update(const Lanes<Isa>& s, const Cursor& c) {
+ZEROPLAN_IN_LOOP typename Isa::Half update(const Lanes<Isa>& s, const Cursor& c) {
   using V = typename Isa::V;
   const V g = Isa::mul(load_as<Isa, G>(c.gradient), s.gradient_scale);
   const V m = Isa::quiet(Isa::fma(s.beta1, load_as<Isa, M>(c.first), Isa::mul(s.one_minus_beta1, g)));
@@ -93,15 +97,19 @@ typename Isa::Half update(const Lanes<Isa>& s, const Cursor& c) {
   }
 }
 
-template <DType G, DType M>
-Cursor cursor_at(const AdamRange& r, std::int64_t i) {
+/// The arrays that this kind of master has, from element i on.
+template <DType G, DType M, Master K>
+ZEROPLAN_IN_LOOP Cursor cursor_at(const AdamRange& r, std::int64_t i) {
   Cursor c{};
   c.gradient = static_cast<const GradientWord<G>*>(r.gradient) + i;
-  if (r.master != nullptr) c.master = r.master + i;
-  if (r.remainder != nullptr) c.remainder = r.remainder + i;
   c.first = static_cast<MomentWord<M>*>(r.first_moment) + i;
   c.second = static_cast<MomentWord<M>*>(r.second_moment) + i;
-  if (r.weights != nullptr) c.weights = static_cast<std::uint16_t*>(r.weights) + i;
+  if constexpr (K == Master::split) {
+    c.remainder = r.remainder + i;
+  } else {
+    c.master = r.master + i;
+  }
+  if constexpr (K != Master::fp32_alone) c.weights = static_cast<std::uint16_t*>(r.weights) + i;
   return c;
 }
 
@@ -112,7 +120,7 @@ void copy_words(void* to, const void* from, std::int64_t count) {
 
 /// Fewer than kLanes elements, through a buffer on the stack.
 template <class Isa, DType G, DType M, Master K, DType W>
-void update_some(const Lanes<Isa>& s, const Cursor& c, std::int64_t count) {
+__attribute__((noinline)) void update_some(const Lanes<Isa>& s, const Cursor& c, std::int64_t count) {
   GradientWord<G> gradient[Isa::kLanes] = {};
   float master[Isa::kLanes] = {};
   std::int16_t remainder[Isa::kLanes] = {};
@@ -139,7 +147,7 @@ void update_some(const Lanes<Isa>& s, const Cursor& c, std::int64_t count) {
 constexpr std::int64_t kAhead = 512;
 
 template <class Isa, std::int64_t Elements, class Word>
-void fetch(const Word* at) {
+ZEROPLAN_IN_LOOP void fetch(const Word* at) {
   constexpr std::uintptr_t kLine = 64;
   const auto from = reinterpret_cast<std::uintptr_t>(at) + kAhead * sizeof(Word);  // may lie past the end: a hint only
   for (std::uintptr_t line = 0; line < Elements * sizeof(Word); line += kLine) {
@@ -149,7 +157,7 @@ void fetch(const Word* at) {
 
 /// What the next `Elements` elements read, kAhead elements early. Weights are read only with a split master.
 template <class Isa, DType G, DType M, Master K, std::int64_t Elements>
-void fetch_ahead(const Cursor& c) {
+ZEROPLAN_IN_LOOP void fetch_ahead(const Cursor& c) {
   fetch<Isa, Elements>(static_cast<const GradientWord<G>*>(c.gradient));
   fetch<Isa, Elements>(static_cast<const MomentWord<M>*>(c.first));
   fetch<Isa, Elements>(static_cast<const MomentWord<M>*>(c.second));
@@ -171,15 +179,15 @@ std::int64_t update_streaming(const Lanes<Isa>& s, const AdamRange& range, std::
   while (head > 0 && i < end) {
     std::int64_t some = head < Isa::kLanes ? head : Isa::kLanes;
     if (some > end - i) some = end - i;
-    update_some<Isa, G, M, K, W>(s, cursor_at<G, M>(range, i), some);
+    update_some<Isa, G, M, K, W>(s, cursor_at<G, M, K>(range, i), some);
     i += some;
     head -= some;
   }
   for (; i + kPair <= end; i += kPair) {
-    const Cursor c = cursor_at<G, M>(range, i);
+    const Cursor c = cursor_at<G, M, K>(range, i);
     fetch_ahead<Isa, G, M, K, kPair>(c);
     const auto low = update<Isa, G, M, K, W>(s, c);
-    const auto high = update<Isa, G, M, K, W>(s, cursor_at<G, M>(range, i + Isa::kLanes));
+    const auto high = update<Isa, G, M, K, W>(s, cursor_at<G, M, K>(range, i + Isa::kLanes));
     Isa::stream_pair(c.weights, low, high);
   }
   Isa::fence();
@@ -193,12 +201,12 @@ void update_range(const AdamScalars& scalars, const AdamRange& range, std::int64
   std::int64_t i = begin;
   if (K == Master::fp32 && stream) i = update_streaming<Isa, G, M, K, W>(s, range, i, end);
   for (; i + Isa::kLanes <= end; i += Isa::kLanes) {
-    const Cursor c = cursor_at<G, M>(range, i);
+    const Cursor c = cursor_at<G, M, K>(range, i);
     if (stream) fetch_ahead<Isa, G, M, K, Isa::kLanes>(c);
     const auto weights = update<Isa, G, M, K, W>(s, c);
     if constexpr (K != Master::fp32_alone) Isa::store_half(c.weights, weights);
   }
-  if (i < end) update_some<Isa, G, M, K, W>(s, cursor_at<G, M>(range, i), end - i);
+  if (i < end) update_some<Isa, G, M, K, W>(s, cursor_at<G, M, K>(range, i), end - i);
 }
 
 template <class Isa, DType G, DType M>

@@ -30,11 +30,12 @@ struct RankEnvironment {
 /// The value of a variable, nullopt when it is not set: in the command line, a wrapper of std::getenv.
 using EnvironmentLookup = std::function<std::optional<std::string>(std::string_view)>;
 
-/// The first launcher whose rank variable is set: RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID (in a step of srun:
-/// a batch script is one process); then its other variables must be there. MASTER_ADDR and MASTER_PORT are torchrun's
-/// and, where set, go for the others as well; without them Slurm's master is the first host of SLURM_STEP_NODELIST (or
-/// SLURM_NODELIST, SLURM_JOB_NODELIST), and mpirun's is this host when all ranks are on it; the port then follows from
-/// the job's name, where it has one. Throws InputError that names the variable for a value that is missing or no sense.
+/// The first launcher whose rank variable is set: RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID (in a step of
+/// srun: a batch script is one process); then its other variables must be there. MASTER_ADDR and MASTER_PORT are
+/// torchrun's and, where set, go for the others as well; without them Slurm's master is the first host of
+/// SLURM_STEP_NODELIST (or SLURM_NODELIST, SLURM_JOB_NODELIST), and mpirun's is this host when all ranks are on it; the
+/// port then follows from the job's name, where it has one. Throws InputError that names the variable for a value that
+/// is missing or no sense.
 RankEnvironment read_rank_environment(const EnvironmentLookup& lookup);
 
 /// The first host of a list in Slurm's form: "node03" for "node[03-05,9],login1". Throws InputError that begins with
