@@ -56,7 +56,7 @@ std::unique_ptr<EngineHooks> make_deepspeed_engine(const EagerStep& step, const 
   return uses_bf16_optimizer(job.config) ? make_bf16_optimizer(step, job, tape) : make_stage12(step, job, tape);
 }
 
-int deepspeed_steady_steps(const DeepSpeedJob& job) { return job.config.stage == 3 ? 4 : 3; }
+int deepspeed_steady_steps(const DeepSpeedJob&) { return 3; }
 
 int deepspeed_worst_rank(const EagerStep& step, const DeepSpeedJob& job) {
   if (job.config.stage != 1 && job.config.stage != 2) return 0;

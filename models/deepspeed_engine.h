@@ -29,8 +29,8 @@ void check(const DeepSpeedJob& job);
 /// The engine keeps references to the step and the tape. Throws what check() throws.
 std::unique_ptr<EngineHooks> make_deepspeed_engine(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape);
 
-/// Steps after which the memory of a step repeats: stage 3 arms its trace in the first forward, records in the second
-/// and uses it from the third.
+/// Steps after which the memory of a step repeats: the first makes the moments and records stage 3's trace, the second
+/// is the first to use them, and what it leaves reserved is what the third finds.
 int deepspeed_steady_steps(const DeepSpeedJob& job);
 
 /// The rank whose slices need most, at stages 1 and 2: the largest sum of parameters that touch its partition, then the

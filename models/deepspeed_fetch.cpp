@@ -28,9 +28,8 @@ void ParameterFetcher::begin_micro_step() {
   available_ = 0;
   position_ = 0;
   ++forwards_;
-  if (forwards_ == 2) recording_ = true;
-  if (forwards_ == 3) {
-    recording_ = false;
+  recording_ = forwards_ == 1;
+  if (forwards_ == 2) {
     trace_ = recorded_;
     for (std::size_t i = 0; i < trace_.size(); ++i) {
       for (const int p : own(trace_[i])) queue_.emplace_back(p, static_cast<int>(i));
@@ -66,19 +65,41 @@ void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
   }
 }
 
-void ParameterFetcher::bring_up_shard(const Parameter& parameter) {
-  const auto bytes = Bytes(static_cast<double>(parameter.shard * weight_size_));
+/// A shard that lies on the host gets a buffer on the GPU.
+TapeId ParameterFetcher::bring_up_shard(const Parameter& parameter, Pool pool) {
+  const std::int64_t size = parameter.shard * weight_size_;
+  const auto bytes = Bytes(static_cast<double>(size));
+  const TapeId up =
+      tape_.alloc({size, pool, BufferRole::weight_staging, Owner::buffers, static_cast<std::int16_t>(tape_.block())});
   if (job_.config.parameters_on_nvme()) {
     tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, bytes});
     tape_.host_waits(Stream::nvme_read);
   }
-  tape_.work(stream_, Copy{Memory::pinned, Memory::hbm, bytes});
+  tape_.work(stream_, Copy{Memory::pinned, Memory::hbm, bytes}, {{up, Access::write}});
+  return up;
+}
+
+std::vector<TapeId> ParameterFetcher::bring_up(const std::vector<std::size_t>& wanted, Pool pool) {
+  std::vector<TapeId> shards;
+  if (!job_.config.parameters_on_host()) return shards;
+  for (const std::size_t p : wanted) shards.push_back(bring_up_shard(parameters_[p], pool));
+  tape_.host_waits(stream_);
+  return shards;
+}
+
+/// With one rank there is nothing to gather: the parameter is its shard, or that one's copy on the GPU.
+void ParameterFetcher::start_without_gather(const std::vector<std::size_t>& wanted) {
+  const std::vector<TapeId> copies = bring_up(wanted, pool_);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    parameters_[wanted[i]].full = copies.empty() ? kNoBuffer : copies[i];
+  }
+  in_flight(wanted, kNoBuffer);
 }
 
 /// One parameter is received where it will stay, several in one flat buffer.
 void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
+  if (job_.ranks == 1) return start_without_gather(wanted);
   const bool single = wanted.size() == 1;
-  const bool from_host = job_.config.parameters_on_host();
   const Parameter& first = parameters_[wanted.front()];
   std::int64_t bytes = 0;
   Collective collective{CollectiveKind::all_gather, group_of(first), 0, 0, job_.config.precision};
@@ -88,18 +109,15 @@ void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
     collective.padded += parameters_[p].shard * job_.ranks;
   }
   const auto block = static_cast<std::int16_t>(tape_.block());
-  const TapeId up =
-      single && from_host
-          ? tape_.alloc({first.shard * weight_size_, pool_, BufferRole::weight_staging, Owner::buffers, block})
-          : kNoBuffer;
   const BufferRole role = single ? BufferRole::weights : BufferRole::weight_staging;
   const TapeId buffer = tape_.alloc({bytes, pool_, role, Owner::parameters, block});
-  if (from_host) {
-    for (const std::size_t p : wanted) bring_up_shard(parameters_[p]);
-    tape_.host_waits(stream_);
-  }
+  std::vector<TapeId> shards = bring_up(wanted, pool_);
   tape_.work(stream_, collective, {{buffer, Access::write}});
-  tape_.free(up);
+  for (const TapeId shard : shards) tape_.free(shard);
+  in_flight(wanted, buffer);
+}
+
+void ParameterFetcher::in_flight(const std::vector<std::size_t>& wanted, TapeId buffer) {
   flights_.push_back({buffer, wanted, 0, false});
   for (const std::size_t p : wanted) {
     parameters_[p].state = State::in_flight;
@@ -112,7 +130,11 @@ void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
 void ParameterFetcher::wait_for(std::size_t p) {
   Parameter& parameter = parameters_[p];
   Flight& flight = flights_[static_cast<std::size_t>(parameter.flight)];
-  if (flight.parameters.size() == 1) {
+  if (flight.buffer == kNoBuffer) {
+    if (parameter.full != kNoBuffer && stream_ != Stream::compute) {
+      tape_.wait_written(Stream::compute, parameter.full);
+    }
+  } else if (flight.parameters.size() == 1) {
     parameter.full = flight.buffer;
     if (stream_ != Stream::compute) tape_.wait_written(Stream::compute, flight.buffer);
   } else {
@@ -244,12 +266,40 @@ void ParameterFetcher::release(int module, bool forward) {
   }
 }
 
+void ParameterFetcher::hold(int parameter, int number) {
+  const TapeId full = at(parameter).full;
+  if (full == kNoBuffer) return;
+  holds_[number] = full;
+  ++kept_[full].holds;
+}
+
+void ParameterFetcher::let_go(int number) {
+  const auto found = holds_.find(number);
+  if (found == holds_.end()) return;
+  const TapeId full = found->second;
+  holds_.erase(found);
+  Kept& kept = kept_[full];
+  if (--kept.holds > 0) return;
+  const bool given_up = kept.given_up;
+  kept_.erase(full);
+  if (given_up) tape_.free(full);
+}
+
+void ParameterFetcher::drop(TapeId full) {
+  const auto kept = kept_.find(full);
+  if (kept == kept_.end()) {
+    tape_.free(full);
+  } else {
+    kept->second.given_up = true;
+  }
+}
+
 /// The block stays in the gather stream's pool until the compute stream has passed (record_stream).
 void ParameterFetcher::give_up(std::size_t p) {
   Parameter& parameter = parameters_[p];
   if (parameter.state != State::available) return;
   tape_.record_stream(parameter.full, Stream::compute);
-  tape_.free(parameter.full);
+  drop(parameter.full);
   parameter.full = kNoBuffer;
   parameter.state = State::sharded;
   available_ -= parameter.elements;

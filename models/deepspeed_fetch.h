@@ -16,8 +16,8 @@ class ParameterFetcher {
  public:
   ParameterFetcher(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape);
 
-  /// A root forward begins. The first one arms the trace, the second is recorded with its backward, from the third on
-  /// it is used.
+  /// A root forward begins. The first one is recorded with its backward; from the second on the trace is used (first
+  /// steps of data/groundtruth; engine-rules.md 2.11 has both one later).
   void begin_micro_step();
   /// Pre-hooks: the module's parameters are there when this returns; with a trace more are on their way.
   void fetch(int module, bool forward);
@@ -32,6 +32,9 @@ class ParameterFetcher {
   /// One parameter gathered and given up again, as initialize does for each trainable one.
   void visit(std::size_t parameter);
   void drop_secondary_shards();
+  /// A graph keeps the parameter's gathered buffer: given up meanwhile, it is freed by the last let_go().
+  void hold(int parameter, int number);
+  void let_go(int number);
 
  private:
   enum class State : std::uint8_t { sharded, in_flight, available };
@@ -60,13 +63,17 @@ class ParameterFetcher {
 
   void gather(const std::vector<std::size_t>& wanted);
   void start_flight(const std::vector<std::size_t>& wanted);
-  void bring_up_shard(const Parameter& parameter);
+  TapeId bring_up_shard(const Parameter& parameter, Pool pool);
+  std::vector<TapeId> bring_up(const std::vector<std::size_t>& wanted, Pool pool);
+  void start_without_gather(const std::vector<std::size_t>& wanted);
+  void in_flight(const std::vector<std::size_t>& wanted, TapeId buffer);
   void wait_for(std::size_t parameter);
   void copy_out(Flight& flight);
   void follow_trace(int module);
   void prefetch();
   const std::vector<int>& releasable(int module);
   void give_up(std::size_t parameter);
+  void drop(TapeId full);
 
   const EagerStep& step_;
   const DeepSpeedJob& job_;
@@ -86,8 +93,15 @@ class ParameterFetcher {
   std::size_t queue_head_ = 0;
   int position_ = 0;                                         // hooks since the root forward began
   std::map<std::pair<int, int>, std::vector<int>> release_;  // by module and position; never invalidated
-  std::vector<int> open_backwards_;                          // modules whose backward runs
-  std::map<int, std::set<int>> recomputed_;                  // frozen parameters fetched by recomputation inside one
+  /// Buffers that graphs keep.
+  struct Kept {
+    int holds = 0;
+    bool given_up = false;
+  };
+  std::map<TapeId, Kept> kept_;
+  std::map<int, TapeId> holds_;              // by number
+  std::vector<int> open_backwards_;          // modules whose backward runs
+  std::map<int, std::set<int>> recomputed_;  // frozen parameters fetched by recomputation inside one
 };
 
 }  // namespace zeroplan

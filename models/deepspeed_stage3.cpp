@@ -26,6 +26,8 @@ class Stage3 final : public DeepSpeedStage {
   void backward_pre(int module) override { fetcher_.fetch(module, false); }
   void backward_post(int module) override { fetcher_.release(module, false); }
   void gradient(int parameter, TapeId storage) override;
+  void hold(int parameter, int number) override { fetcher_.hold(parameter, number); }
+  void let_go(int number) override { fetcher_.let_go(number); }
   void backward_end() override;
   void update() override;
 
@@ -41,7 +43,7 @@ class Stage3 final : public DeepSpeedStage {
   TapeId interleave();
   void offload_partition(const Pending& item);
   bool stays_until_step(std::int64_t count) const;
-  void make_moments();
+  void make_moments(std::size_t group);
   void check_swap_buffers() const;
   bool swaps(std::int64_t count) const;
   void disk(std::int64_t size, bool reads);
@@ -125,7 +127,8 @@ void Stage3::load_and_shard() {
   resident(bytes(owned_), BufferRole::weight_shard, Owner::parameters);
 }
 
-/// A sub-group's fp32 copy is made twice; the first one lives until the next sub-group. Then a zero gradient each.
+/// A sub-group's fp32 copy is made twice; the first one lives until the next sub-group. Then zero gradients, in one
+/// buffer for the largest.
 void Stage3::make_masters() {
   TapeId converted = kNoBuffer;
   for (const std::int64_t count : groups_) {
@@ -135,7 +138,8 @@ void Stage3::make_masters() {
     resident(fp32(count), BufferRole::master, Owner::optimizer);
   }
   tape_.free(converted);
-  for (const std::int64_t count : groups_) tape_.free(staging(fp32(count), BufferRole::gradient_staging));
+  if (groups_.empty()) return;
+  tape_.free(staging(fp32(*std::max_element(groups_.begin(), groups_.end())), BufferRole::gradient_staging));
 }
 
 void Stage3::begin(const MicroStep& now) {
@@ -208,14 +212,17 @@ void Stage3::offload_partition(const Pending& item) {
   offload_copy(reduce_stream_, true, size, {{back, Access::write}});
   if (now_.last) {
     transient(8 * std::min(count, kNormPiece), BufferRole::norm, reduce_stream_, reduce_pool_);
-    const TapeId cast = staging(fp32(count), BufferRole::gradient_staging, reduce_pool_);
-    tape_.pass(reduce_stream_, count * (size_of(sum_type_) + 4), {{back, Access::read}, {cast, Access::write}});
+    const bool casts = sum_type_ != DType::fp32;
+    const TapeId cast = casts ? staging(fp32(count), BufferRole::gradient_staging, reduce_pool_) : back;
+    if (casts)
+      tape_.pass(reduce_stream_, count * (size_of(sum_type_) + 4), {{back, Access::read}, {cast, Access::write}});
     if (stays_until_step(count)) {
       small_gradients_.push_back(cast);
+      if (!casts) return;
     } else {
       offload_copy(reduce_stream_, false, fp32(count), {{cast, Access::read}});
       tape_.host_waits(reduce_stream_);  // this copy blocks
-      tape_.free(cast);
+      if (casts) tape_.free(cast);
       if (job_.config.optimizer_on_nvme()) disk(fp32(count), false);  // waits for nothing before the step
     }
   }
@@ -228,12 +235,11 @@ void Stage3::backward_end() {
   fetcher_.end_backward();
 }
 
-void Stage3::make_moments() {
+/// A sub-group's, in its first update, when its gradients are fp32 already.
+void Stage3::make_moments(std::size_t group) {
   if (moments_made_) return;
-  for (const std::int64_t count : groups_) {
-    for (int i = 0; i < 2; ++i) resident(fp32(count), BufferRole::moments, Owner::optimizer);
-  }
-  moments_made_ = true;
+  for (int i = 0; i < 2; ++i) resident(fp32(groups_[group]), BufferRole::moments, Owner::optimizer);
+  moments_made_ = group + 1 == groups_.size();
 }
 
 /// With NVMe, gradients that are too small to be worth a transfer wait on the GPU (deepspeed.md section 7).
@@ -301,6 +307,7 @@ void Stage3::update_sub_group(std::size_t group) {
     tape_.pass(Stream::compute, count * (size_of(sum_type_) + 4), {{flat, Access::read}, {gradient, Access::write}});
     tape_.free(flat);
   }
+  make_moments(group);
   adam(count, false);
   tape_.pass(Stream::compute, fp32(count) + bytes(count));  // master to shards
   tape_.free(gradient);
@@ -316,7 +323,6 @@ void Stage3::update() {
     transient(8 * largest_shard_, BufferRole::norm, Stream::compute);
   }
   for (std::size_t i = 0; i < groups_.size(); ++i) agree(DType::fp32);
-  if (!offload_) make_moments();
   if (job_.config.optimizer_on_nvme()) tape_.host_waits(Stream::nvme_write);  // gradients written in backward
   for (std::size_t i = 0; i < groups_.size(); ++i) update_sub_group(i);
   drop(small_gradients_);

@@ -188,7 +188,49 @@ Tensor matmul(Tensor a, Tensor b) {
   return out;
 }
 
+namespace {
+
+/// LinearFunctionForZeroStage3.backward: the input's gradient, the weight's, the bias's.
+void backward_zero3_linear(BackwardCall& call) {
+  const Tensor &grad = call.grads[0], &input = call.saved[0], &weight = call.saved[1];
+  if (call.node.needs(0)) {
+    const Tensor rows = fold(grad);
+    call.results[0] = view(product(rows, weight, false), input.sizes());
+  }
+  if (call.node.needs(1)) {
+    const Tensor columns = transpose(fold(grad), 0, 1);
+    const Tensor rows = fold(input);
+    call.results[1] = product(columns, rows, false);
+  }
+  if (call.node.needs(2)) call.results[2] = sum_to(grad, {grad.size(-1)});
+}
+
+/// What DeepSpeed's stage 3 puts in F.linear's place: one node that saves input, weight and bias, whether their
+/// gradients are needed or not, when the product is there.
+Tensor zero3_linear(Tensor x, Tensor weight, Tensor bias) {
+  Tape& tape = x.tape();
+  Dims sizes = x.sizes();
+  sizes[-1] = weight.size(0);
+  const Ref<Node> node = tape.make_node(backward_zero3_linear, {&x, &weight, &bias});
+  Tensor out;
+  {
+    const NoGrad no_grad(tape);
+    const Tensor rows = fold(x);
+    out = view(product(rows, transpose(weight, 0, 1), false), sizes);
+    if (bias && x.dims() > 2) tape.pointwise_kernel(2 * out.bytes());
+  }
+  for (const Tensor* tensor : {&x, &weight, &bias}) {
+    if (node && *tensor) tape.save(*node, *tensor);
+  }
+  tape.attach(out, node);
+  drop(x, weight, bias);
+  return out;
+}
+
+}  // namespace
+
 Tensor linear(Tensor x, Tensor weight, Tensor bias) {
+  if (x.tape().under_zero3()) return zero3_linear(std::move(x), std::move(weight), std::move(bias));
   Dims sizes = x.sizes();
   sizes[-1] = weight.size(0);
   if (x.dims() == 2) {

@@ -81,6 +81,8 @@ Linear::Linear(Context& context, const std::string& name, std::int64_t in, std::
   context.module(name + ".lora_A", "ModuleDict");
   adapter_.down = context.module(name + ".lora_A.default", "Linear");
   adapter_.down_weight = context.adapter_parameter(adapter_.down, {rank, in});
+  // peft's forward reads lora_A.weight.dtype, so DeepSpeed registers it as an external parameter of the wrapper.
+  if (context.options.zero3) context.share(adapter_.module, adapter_.down_weight);
   context.module(name + ".lora_B", "ModuleDict");
   adapter_.up = context.module(name + ".lora_B.default", "Linear");
   adapter_.up_weight = context.adapter_parameter(adapter_.up, {out, rank});

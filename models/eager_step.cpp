@@ -119,6 +119,7 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
     eager::Tape tape(step);
     eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1, 0};
     if (options.keeps_operators) tape.keep_operators();
+    if (options.zero3) tape.run_under_zero3();
     const bool adapts = options.lora_rank > 0;
     if (adapts) {  // peft's two wrappers
       context.module("", "PeftModelForCausalLM");
@@ -184,6 +185,8 @@ EagerPeaks eager_peaks(const EagerStep& step) {
       case EagerEventKind::forward_post:
       case EagerEventKind::backward_pre:
       case EagerEventKind::backward_post:
+      case EagerEventKind::hold:
+      case EagerEventKind::let_go:
         break;
     }
   }

@@ -33,6 +33,8 @@ struct EagerOptions {
   EagerAttention attention = EagerAttention::sdpa;
   DType type = DType::bf16;    // of parameters and compute
   std::int64_t lora_rank = 0;  // adapters on all linear layers of dense causal models (peft); 0: none
+  /// As it runs under DeepSpeed's stage 3, which puts a function of its own in F.linear's place (runtime/zero/linear.py).
+  bool zero3 = false;
   bool keeps_output = false;   // the caller holds the model's output (the logits) until backward has ended
 };
 
@@ -61,6 +63,9 @@ enum class EagerEventKind : std::uint8_t {
   forward_post,
   backward_pre,
   backward_post,
+  hold,         // a recomputed region keeps parameter `id` as it is gathered now (hold number `storage`), whatever the
+                // parameter does meanwhile (only with EagerOptions::zero3)
+  let_go,       // hold `storage` of parameter `id` ends
   forward_end,  // the loss is there and the output dropped (unless keeps_output)
   backward_end,
 };
@@ -68,7 +73,7 @@ enum class EagerEventKind : std::uint8_t {
 struct EagerEvent {
   EagerEventKind kind = EagerEventKind::alloc;
   std::int32_t id = 0;
-  std::int32_t storage = -1;  // gradient only
+  std::int32_t storage = -1;  // of gradient; number of a hold
   std::int64_t bytes = 0;     // alloc only
 };
 

@@ -117,6 +117,7 @@ void Tape::add_parameter(int index, const Dims& sizes, Element type, bool traina
   }
   Tensor tensor = external(sizes, type);
   tensor.impl().parameter = index;
+  tensor.impl().storage->parameter = index;
   tensor.impl().requires_grad = trainable;
   parameters_[at] = std::move(tensor);
 }
@@ -124,6 +125,19 @@ void Tape::add_parameter(int index, const Dims& sizes, Element type, bool traina
 Tensor Tape::parameter(int index) { return parameters_.at(static_cast<std::size_t>(index)); }
 
 void Tape::record_free(std::int32_t id) { add_event(EagerEventKind::free, id); }
+
+void Tape::let_go(std::int32_t parameter, std::int32_t hold) { add_event(EagerEventKind::let_go, parameter, 0, hold); }
+
+/// What a recomputed region packs is detached: it keeps the storage that the parameter has now (checkpoint.py). A
+/// frozen parameter is packed as it is, and follows its gathers.
+void Tape::hold(Tensor& kept) {
+  Ref<Storage> storage(new Storage);
+  storage->tape = this;
+  storage->parameter = kept.impl().storage->parameter;
+  storage->hold = next_hold_++;
+  add_event(EagerEventKind::hold, storage->parameter, 0, storage->hold);
+  kept.impl().storage = std::move(storage);
+}
 
 // --- graph ----------------------------------------------------------------------------------------
 
@@ -194,6 +208,7 @@ void Tape::save(Node& node, const Tensor& tensor) {
   saved.tensor = alias(tensor, tensor.sizes(), tensor.strides());
   saved.tensor.impl().requires_grad = false;
   if (hooks_ == SavedHooks::recompute) {
+    if (zero3_ && tensor.requires_grad() && tensor.impl().storage->parameter >= 0) hold(saved.tensor);
     const std::size_t index = frame_->packed++;
     if (index >= frame_->alive.size()) throw std::logic_error("eager step: recomputation saved more than forward");
     if (frame_->alive[index]) frame_->recomputed[index] = saved.tensor;

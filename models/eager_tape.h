@@ -108,6 +108,7 @@ class Tape {
   Tensor parameter(int index);
   void add_parameter(int index, const Dims& sizes, Element type, bool trainable);
   void record_free(std::int32_t id);
+  void let_go(std::int32_t parameter, std::int32_t hold);
 
   // --- graph ----------------------------------------------------------------------------------
   bool recording() const { return grad_enabled_; }
@@ -147,6 +148,9 @@ class Tape {
     return out;
   }
   bool recomputing() const { return hooks_ == SavedHooks::recompute; }
+  /// DeepSpeed's stage 3 runs the step.
+  void run_under_zero3() { zero3_ = true; }
+  bool under_zero3() const { return zero3_; }
 
   Tensors checkpoint(std::function<Tensors(const Tensors&)> function, Tensors inputs, std::size_t positional,
                      bool reentrant);

@@ -75,6 +75,7 @@ Element promote(Element a, Element b) {
 
 void Storage::destroy(Storage* storage) {
   if (storage->id >= 0) storage->tape->record_free(storage->id);
+  if (storage->hold >= 0) storage->tape->let_go(storage->parameter, storage->hold);
   delete storage;
 }
 

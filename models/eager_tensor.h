@@ -91,7 +91,9 @@ struct Node;
 
 struct Storage {
   int refs = 0;
-  std::int32_t id = -1;  // -1: not counted (parameters, buffers, token ids)
+  std::int32_t id = -1;         // -1: not counted (parameters, buffers, token ids)
+  std::int32_t parameter = -1;  // a parameter's own, or what holds one
+  std::int32_t hold = -1;       // number of that hold
   std::int64_t bytes = 0;
   Tape* tape = nullptr;
   static void destroy(Storage* storage);

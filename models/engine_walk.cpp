@@ -1,6 +1,7 @@
 #include "models/engine_walk.h"
 
 #include <algorithm>
+#include <variant>
 #include <vector>
 
 namespace zeroplan {
@@ -36,7 +37,6 @@ class Walk {
   void play(const EagerEvent& event) {
     switch (event.kind) {
       case EagerEventKind::alloc:
-        take_workspace();
         storages_[index(event.id)] = tape_.alloc({event.bytes, Pool::compute, BufferRole::value, Owner::activations,
                                                   static_cast<std::int16_t>(tape_.block())});
         return;
@@ -45,6 +45,7 @@ class Walk {
         storages_[index(event.id)] = kNoBuffer;
         return;
       case EagerEventKind::kernel:
+        if (std::holds_alternative<Gemm>(step_.works[index(event.id)].kernel)) take_workspace();
         tape_.work(Stream::compute, step_.works[index(event.id)]);
         return;
       case EagerEventKind::gradient: {
@@ -67,6 +68,12 @@ class Walk {
       case EagerEventKind::backward_post:
         engine_.backward_post(event.id);
         return;
+      case EagerEventKind::hold:
+        engine_.hold(event.id, event.storage);
+        return;
+      case EagerEventKind::let_go:
+        engine_.let_go(event.storage);
+        return;
       case EagerEventKind::forward_end:
         engine_.forward_end();
         tape_.mark(Mark::forward_end);
@@ -80,7 +87,7 @@ class Walk {
     }
   }
 
-  /// Before the first activation of the first forward, and of the first backward.
+  /// With the first matrix product of forward, and of backward, which has a thread and so a handle of its own.
   void take_workspace() {
     const bool backward = in_backward();
     if (workspaces_ >= (backward ? 2 : 1)) return;

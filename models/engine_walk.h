@@ -39,6 +39,10 @@ class EngineHooks {
   virtual void backward_post(int module) = 0;
   /// The gradient of a parameter is complete; its storage belongs to the engine from here.
   virtual void gradient(int parameter, TapeId storage) = 0;
+  /// A recomputed region keeps the parameter's present storage until let_go() of the same number. Matters to engines
+  /// that give gathered weights up in between.
+  virtual void hold(int /*parameter*/, int /*number*/) {}
+  virtual void let_go(int /*number*/) {}
   virtual void forward_end() = 0;
   virtual void backward_end() = 0;
   /// The optimizer's step, once a step.

@@ -47,14 +47,14 @@ struct EngineFitter::State {
   const ModelSpec& model;
   const MachineSpec& machine;
   double margin;
-  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t, EagerAttention, int, bool, EagerCode>;
+  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t, EagerAttention, int, bool, EagerCode, bool>;
   std::map<Key, EagerStep> steps;
   std::map<std::pair<int, DType>, MachineCostModel> costs;  // by shard ranks
 
-  const EagerStep& step(const EngineWorkload& w) {
+  const EagerStep& step(const EngineWorkload& w, bool zero3 = false) {
     const EagerAttention attention = w.attention.value_or(usual_attention(model));
     const Key key{w.tokens.batch, w.tokens.seq_len,   w.checkpointing,   w.type, w.lora_rank,
-                  attention,      w.checkpoint_every, w.keeps_operators, w.code};
+                  attention,      w.checkpoint_every, w.keeps_operators, w.code, zero3};
     const auto found = steps.find(key);
     if (found != steps.end()) return found->second;
     EagerOptions options;
@@ -66,6 +66,7 @@ struct EngineFitter::State {
     options.checkpoint_every = w.checkpoint_every;
     options.keeps_operators = w.keeps_operators;
     options.code = w.code;
+    options.zero3 = zero3;
     options.keeps_output = w.code != EagerCode::transformers;  // Composer's state.outputs
     return steps.emplace(key, eager_step(model, options)).first->second;
   }
@@ -118,7 +119,7 @@ EngineFitter::EngineFitter(const ModelSpec& model, const MachineSpec& machine, d
 EngineFitter::~EngineFitter() = default;
 
 EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w) {
-  const EagerStep& step = state_->step(w);
+  const EagerStep& step = state_->step(w, config.stage == 3);
   DeepSpeedJob job;
   job.config = config;
   job.ranks = w.ranks;

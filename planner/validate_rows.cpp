@@ -223,9 +223,9 @@ const CostModel* RowPredictor::cost_of(const JsonValue& row, DType type) {
 
 const EagerStep& RowPredictor::step_of(const std::string& model, bool measured, const EagerOptions& options) {
   const std::string key =
-      fmt::format("{} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch, options.tokens.seq_len,
+      fmt::format("{} {} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch, options.tokens.seq_len,
                   options.checkpointing, options.reentrant, static_cast<int>(options.attention),
-                  to_string(options.type), options.lora_rank, options.keeps_output);
+                  to_string(options.type), options.lora_rank, options.keeps_output, options.zero3);
   const auto found = steps_.find(key);
   if (found != steps_.end()) return found->second;
   ModelSpec spec = find_model(catalog_name(model));
@@ -258,7 +258,8 @@ std::vector<Comparison> RowPredictor::activations(const JsonValue& row) {
 
 RowPredictor::Answer RowPredictor::deepspeed(const JsonValue& row, std::string_view text) {
   const DeepSpeedJob job = deepspeed_job(row, text);
-  const EagerOptions options = eager_options(row);
+  EagerOptions options = eager_options(row);
+  options.zero3 = job.config.stage == 3;
   const EagerStep& step = step_of(row.at("model").as_string(), true, options);
   check_parameters(row, step, false);
   EngineEnvironment environment;

@@ -82,6 +82,8 @@ std::string event_line(const zp::EagerEvent& event) {
     case zp::EagerEventKind::backward_end:
       return "bwd";
     case zp::EagerEventKind::kernel:
+    case zp::EagerEventKind::hold:
+    case zp::EagerEventKind::let_go:
       break;
   }
   return "";

@@ -55,6 +55,8 @@ void print_events(const zp::EagerStep& step) {
         fmt::print("bwd\n");
         break;
       case zp::EagerEventKind::kernel:
+      case zp::EagerEventKind::hold:
+      case zp::EagerEventKind::let_go:
         break;
     }
   }
