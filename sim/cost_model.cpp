@@ -146,6 +146,7 @@ struct MachineCostModel::Parts {
                                    to_string(type), m.gpu.name, to_string(type),
                                    m.gpu.peak_fp16 ? " such as fp16" : ""));
     }
+    require_even_groups(m.ranks(), m.gpus_per_node, shard);
     scale.fill(1);
     if (m.host_kernels) host_device.emplace(m, shard, type, model);
   }
@@ -343,6 +344,17 @@ Bytes MachineCostModel::communicator_memory() const {
   };
   if (shard == 1 || shard == ranks) return memory(Group::all);
   return memory(Group::shard) + memory(Group::replica);
+}
+
+void require_even_groups(int ranks, int gpus_per_node, int shard_ranks) {
+  const int g = std::max(1, gpus_per_node);
+  const bool even =
+      shard_ranks >= 1 && ranks % shard_ranks == 0 && (shard_ranks <= g ? g % shard_ranks == 0 : shard_ranks % g == 0);
+  if (even) return;
+  throw InputError(fmt::format(
+      "shard_ranks: groups of {} ranks lie across nodes of {} in part; expected a divisor of {} or whole nodes that "
+      "divide {} ranks",
+      shard_ranks, g, g, ranks));
 }
 
 }  // namespace zeroplan

@@ -79,4 +79,7 @@ class MachineCostModel : public CostModel {
   std::unique_ptr<Parts> parts_;
 };
 
+/// Throws InputError unless shard groups of neighbouring ranks divide a node or are whole nodes, and divide all ranks.
+void require_even_groups(int ranks, int gpus_per_node, int shard_ranks);
+
 }  // namespace zeroplan

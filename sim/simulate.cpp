@@ -160,6 +160,7 @@ Simulation Simulator::run(const Schedule& schedule, std::span<const Demand> dema
     throw std::logic_error("simulate: the reported rank is not simulated");
   if (options.with_trace && schedule.folded()) throw std::logic_error("simulate: a trace needs a flat schedule");
   refuse_crowd(simulated);
+  require_even_groups(s.costs.num_nodes() * s.costs.gpus_per_node(), s.costs.gpus_per_node(), shard_ranks);
   s.set_groups(shard_ranks, num_nodes);
   std::vector<PlayedWork> works;
   std::vector<bool> timed;

@@ -208,6 +208,93 @@ TEST_CASE("attacked: threads that play the same get the same bits") {
   }
 }
 
+TEST_CASE("attacked: shard groups that do not fill nodes evenly are refused, not played as others") {
+  MachineSpec machine = node(8);
+  machine.network.bandwidth = 100.0_GBps;
+  machine.network.nics = 8;
+  machine.network.kind = "InfiniBand";
+  set_nodes(machine, 6);  // 48 ranks
+  Script script;
+  Collective collective;
+  collective.elements = collective.padded = 1 << 20;
+  for (const Group group : {Group::shard, Group::replica, Group::all}) {
+    collective.group = group;
+    script.op(Stream::gather, collective);
+  }
+  const Schedule schedule = script.finish();
+  for (int shard_ranks = 1; shard_ranks <= 48; ++shard_ranks) {
+    INFO(shard_ranks);
+    const bool divides = 48 % shard_ranks == 0;
+    const bool even = shard_ranks <= 8 ? 8 % shard_ranks == 0 : shard_ranks % 8 == 0;
+    const auto run = [&](SimulatedRanks ranks) {
+      return play(schedule, machine, {ranks, 0, true}, shard_ranks).simulation;
+    };
+    if (!divides || !even) {
+      CHECK_THROWS_AS(run(SimulatedRanks::all), InputError);
+      CHECK_THROWS_AS(run(SimulatedRanks::folded), InputError);
+      continue;
+    }
+    const Simulation all = run(SimulatedRanks::all), folded = run(SimulatedRanks::folded);
+    check_forward(all);
+    CHECK_THAT(folded.step.base(), WithinRel(all.step.base(), 1e-12));
+  }
+}
+
+TEST_CASE("attacked: flows of every size that come and go keep rates positive and nothing above capacity") {
+  Random random(11);
+  for (int round = 0; round < 30; ++round) {
+    FairSharing sharing;
+    constexpr std::uint32_t kResources = 6, kFlows = 12;
+    for (std::uint32_t r = 0; r < kResources; ++r) sharing.add_resource(std::pow(10.0, 8 * random.unit() - 4));
+    for (std::uint32_t f = 0; f < kFlows; ++f) sharing.add_flow();
+    for (int change = 0; change < 300; ++change) {
+      const auto flow = static_cast<std::uint32_t>(random.between(0, kFlows - 1));
+      if (sharing.active(flow)) {
+        sharing.stop(flow);
+      } else {
+        std::vector<Use> uses;
+        for (std::uint32_t r = 0; r < kResources; ++r)
+          if (random.chance(40)) uses.push_back({r, std::pow(10.0, 160 * random.unit() - 80)});
+        if (uses.empty()) uses.push_back({0, 1});
+        sharing.start(flow, uses);
+      }
+      if (random.chance(80)) sharing.solve();
+    }
+    sharing.solve();
+    for (std::uint32_t f = 0; f < kFlows; ++f) {
+      if (!sharing.active(f)) continue;
+      REQUIRE(std::isfinite(sharing.rate(f)));
+      REQUIRE(sharing.rate(f) > 0);
+    }
+    for (std::uint32_t r = 0; r < kResources; ++r) REQUIRE(sharing.load(r) <= 1 + 1e-9);
+  }
+}
+
+TEST_CASE("attacked: a flow that starts and stops before rates are worked out leaves nothing behind") {
+  FairSharing sharing;
+  sharing.add_resource(4);
+  for (int f = 0; f < 3; ++f) sharing.add_flow();
+  const std::vector<Use> uses{{0, 1}};
+  sharing.start(0, uses);
+  CHECK(sharing.solve().size() == 1);
+  for (int i = 0; i < 5; ++i) {
+    sharing.start(1, uses);
+    sharing.stop(1);
+  }
+  CHECK(sharing.solve().empty());
+  CHECK(sharing.rate(0) == 4);
+  // Stopped and started again between two solves: a new flow.
+  sharing.stop(0);
+  sharing.start(0, uses);
+  sharing.start(2, uses);
+  sharing.solve();
+  CHECK(sharing.rate(0) == 2);
+  CHECK(sharing.rate(2) == 2);
+  sharing.stop(0), sharing.stop(2);
+  CHECK(sharing.solve().empty());
+  CHECK(sharing.load(0) == 0);
+}
+
 TEST_CASE("attacked: random amounts of every size on random machines") {
   Random random(8);
   int played = 0;
