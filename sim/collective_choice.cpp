@@ -39,11 +39,12 @@ Seconds CollectiveModel::tree_latency(RankGroup group, std::size_t protocol, con
                            std::log2(static_cast<double>(group.nodes)) * nccl::kTreeNetwork[protocol]));
 }
 
-/// The one-node tables: in-switch on Hopper and Blackwell, rings of (nearly) whole nodes before.
+/// The one-node tables: in-switch on Hopper and Blackwell, rings of (nearly) whole nodes before. Between nodes a table
+/// stands for its own kind of network.
 const CollectiveRamp* CollectiveModel::reduce_table(RankGroup group) const {
   const CollectiveRamp* ramp = ramp_for(group);
   if (ramp == nullptr || group.nodes > 1) return ramp;
-  const bool whole = family_ == "Ampere" && 2 * group.ranks > ramp->ranks;
+  const bool whole = nvidia_ && family_ == "Ampere" && 2 * group.ranks > ramp->ranks;
   return whole || nvls_inside(group.ranks_per_node) ? ramp : nullptr;
 }
 
@@ -64,9 +65,7 @@ CollectiveModel::Choice CollectiveModel::fastest_ring(Pattern pattern, Bytes wir
 
 CollectiveModel::Choice CollectiveModel::choose(Pattern pattern, double factor, Bytes message, RankGroup group,
                                                 const Path& path) const {
-  if (path.inside_link == LinkClass::nvlink && group.nodes == 1 &&
-      (pattern != Pattern::reduce || reduce_table(group) == nullptr))
-    return fastest_ring(pattern, message * factor, group, path);
+  if (by_ring_law(pattern, group, path)) return fastest_ring(pattern, message * factor, group, path);
   Choice best;
   Seconds best_time;
   const auto consider = [&](Choice candidate, BytesPerSecond bandwidth) {
@@ -119,7 +118,9 @@ CollectiveModel::Choice CollectiveModel::choose(Pattern pattern, double factor, 
 
 const CollectiveRamp* CollectiveModel::ramp_for(RankGroup group) const {
   for (const CollectiveRamp& ramp : tables_->ramps)
-    if (ramp.arch == family_ && (ramp.nodes > 1) == (group.nodes > 1)) return &ramp;
+    if (ramp.arch == family_ && (ramp.nodes > 1) == (group.nodes > 1) &&
+        (group.nodes == 1 || ramp.network == network_kind_->name))
+      return &ramp;
   return nullptr;
 }
 
@@ -127,28 +128,44 @@ Seconds CollectiveModel::least_reduce_latency(RankGroup group, const Path& path)
   return std::min(ring_latency(Pattern::reduce, group, nccl::kSimple, path), tree_latency(group, nccl::kSimple, path));
 }
 
+Seconds CollectiveModel::network_latency(Pattern pattern, RankGroup group, const Path& path) const {
+  if (pattern != Pattern::reduce)
+    return ring_latency(pattern, group, nccl::kSimple, path) + network_kind_->step * (group.nodes - 1.0);
+  const double steps = 2 * std::log2(static_cast<double>(group.nodes));
+  Seconds least = least_reduce_latency(group, path);
+  if (nvls_inside(group.ranks_per_node))
+    least = std::min(least, microseconds(nccl::kNvlsUs + steps * nccl::kNvlsTreeNetworkUs));
+  return least + network_kind_->step * steps;
+}
+
+Seconds CollectiveModel::table_time(const CollectiveRamp& ramp, double factor, Bytes message, RankGroup group,
+                                    const Path& path) const {
+  BytesPerSecond rate = reduce_asymptote(path, group);
+  if (group.nodes == 1 && family_ == "Ampere") rate = rate * (ramp.asymptote / law_->bandwidth);
+  const Seconds there = least_reduce_latency({ramp.ranks, ramp.nodes, ramp.ranks / ramp.nodes}, path);
+  const Seconds extra = std::max(Seconds(), least_reduce_latency(group, path) - there);
+  return message * factor / (rate * ramp.relative(message * (ramp.asymptote / rate))) + extra;
+}
+
 Seconds CollectiveModel::measured_time(Pattern pattern, double factor, Bytes message, RankGroup group, const Path& path,
                                        const Choice& choice) const {
   if (path.inside_link != LinkClass::nvlink) return choice.time;  // no measured sizes: NCCL's latencies and the link
-  const Bytes wire = message * factor;
   if (pattern == Pattern::reduce) {
     const CollectiveRamp* ramp = reduce_table(group);
-    if (ramp != nullptr) {
-      BytesPerSecond rate = reduce_asymptote(path, group);
-      if (group.nodes == 1 && family_ == "Ampere") rate = rate * (ramp->asymptote / law_->bandwidth);
-      const Seconds there = least_reduce_latency({ramp->ranks, ramp->nodes, ramp->ranks / ramp->nodes}, path);
-      const Seconds extra = std::max(Seconds(), least_reduce_latency(group, path) - there);
-      return wire / (rate * ramp->relative(message * (ramp->asymptote / rate))) + extra;
-    }
+    if (ramp != nullptr) return table_time(*ramp, factor, message, group, path);
+  }
+  const Bytes wire = message * factor;
+  if (in_switch(pattern, group)) {
+    const InSwitchLaw& law = tables_->in_switch;
+    const PipelineLaw pipeline{law.fill, law.chunk * (static_cast<double>(in_switch_channels(group)) * group.ranks),
+                               law.source};
+    return microseconds(nccl::kNvlsUs) + pipeline_transfer(pipeline, message, wire, reduce_asymptote(path, group), 1);
   }
   if (group.nodes == 1) return choice.time;
-  const double scale = path.ring < nccl::kNetworkSlowest ? path.ring / nccl::kNetworkSlowest
-                                                         : std::max(1.0, path.ring / nccl::kNetworkFastest);
-  const double relative = 1 / (1 + std::pow(nccl::kNetworkHalfSize * scale / message, nccl::kNetworkExponent));
-  const Seconds there =
-      ring_latency(pattern, {nccl::kLawRanks, nccl::kLawNodes, nccl::kLawRanks / nccl::kLawNodes}, nccl::kSimple, path);
-  const Seconds extra = std::max(Seconds(), ring_latency(pattern, group, nccl::kSimple, path) - there);
-  return std::max(wire / (path.ring * relative) + extra, choice.time);
+  const bool reduce = pattern == Pattern::reduce;
+  const BytesPerSecond rate = reduce ? reduce_asymptote(path, group) : path.ring;
+  return network_latency(pattern, group, path) +
+         pipeline_transfer(tables_->network, message, wire, rate, reduce ? 2 : 1);
 }
 
 }  // namespace zeroplan

@@ -15,32 +15,6 @@ namespace {
 
 constexpr Seconds microseconds(double value) { return Seconds(value * 1e-6); }
 
-struct NetworkFraction {
-  std::string_view kind;  // found anywhere in NetworkSpec::kind
-  double fraction;
-  std::string_view source;
-};
-/// Bus bandwidth over the sum of a node's NICs (nccl.md sections 5 and 9); the first match counts.
-constexpr NetworkFraction kNetworkFractions[] = {
-    {"EFA v1", 0.83, "78.3 GB/s on 2 x p4de: 0.83 of what a tree may reach over 50"},
-    {"EFA v2", 0.91, "as EFA v3"},
-    {"EFA v3", 0.91, "365 of 400 GB/s, ring on 4 x p5en"},
-    {"EFA v4", 0.95, "382 of 400 GB/s on 4 x p6-b200"},
-    {"TCPXO", 0.94, "189 of 200 GB/s on 2 x A3 Mega"},
-    {"TCPX", 0.83, "as the lowest measured with GPUDirect"},
-    {"InfiniBand", 0.87, "docs/cost-model.md; measured 0.85 to 0.96"},
-    {"IB ", 0.87, "docs/cost-model.md; measured 0.85 to 0.96"},
-    {"RoCE", 0.83, "329 to 336 of 400 GB/s on 2 x A3 Ultra"},
-    {"EFA", 0.83, "as EFA v1"},
-};
-constexpr NetworkFraction kTcp = {"", 0.5, "TCP sockets: 0.4 to 0.6 (docs/cost-model.md)"};
-
-const NetworkFraction& network_fraction(std::string_view kind) {
-  for (const NetworkFraction& entry : kNetworkFractions)
-    if (kind.find(entry.kind) != std::string_view::npos) return entry;
-  return kTcp;
-}
-
 int compute_major(const GpuSpec& gpu) {
   if (gpu.vendor != "NVIDIA") return 0;
   int major = 0;
@@ -88,16 +62,13 @@ CollectiveModel::CollectiveModel(const MachineSpec& machine, CollectiveSetting s
       pcie_(machine.gpu.pcie),
       dram_bandwidth_(machine.dram_bandwidth),
       network_(machine.network.bandwidth),
-      elastic_fabric_(machine.network.kind.find("EFA") != std::string::npos),
+      network_kind_(&network_kind(machine.network.kind)),
       host_device_(machine.host_device),
       peer_access_(machine.gpu.p2p_over_pcie.value_or(false)),
       nvidia_(machine.gpu.vendor == "NVIDIA"),
       major_(compute_major(machine.gpu)),
       family_(nearest_family(major_)),
       bridge_(bridge_fraction(machine.gpu, major_)) {
-  const NetworkFraction& fraction = network_fraction(machine.network.kind);
-  network_fraction_ = fraction.fraction;
-  network_source_ = fraction.source;
   const auto law = std::ranges::find(tables.laws, family_, &CollectiveLaw::arch);
   if (law == tables.laws.end()) throw std::logic_error("no collective law for " + std::string(family_));
   law_ = &*law;
@@ -177,7 +148,7 @@ CollectiveModel::Path CollectiveModel::path(Pattern pattern, RankGroup group) co
   }
   found.inside_link = found.link;
   if (group.nodes > 1) {
-    found.network = network_ * (network_fraction_ * group.ranks_per_node / gpus_per_node_);
+    found.network = network_ * (network_kind_->fraction * group.ranks_per_node / gpus_per_node_);
     if (group.ranks_per_node == 1 || found.network < found.inside) {
       found.link = LinkClass::network;
       found.ring = found.network;
@@ -190,10 +161,9 @@ BytesPerSecond CollectiveModel::reduce_asymptote(const Path& path, RankGroup gro
   BytesPerSecond inside = path.inside;
   if (nvls_inside(group.ranks_per_node)) inside = inside * nvls_gain(group.ranks_per_node);
   if (group.nodes == 1) return inside;
-  // A tree sends 2(k-1)/k of the tensor out of each of k nodes, a ring 2(n-1)/n. Seen only with AWS's tuner on two
-  // nodes; 2 nodes on HDR InfiniBand (nccl-tests issue 175) and 4 nodes everywhere reach the ring's limit (nccl.md
-  // section 4).
-  const double tree = elastic_fabric_ && group.nodes == 2 ? 2.0 * (group.ranks - 1) / group.ranks : 1.0;
+  // A tree sends 2(k-1)/k of the tensor out of each of k nodes, a ring 2(n-1)/n. Seen on two nodes (EFA, NDR, RoCE,
+  // TCPXO; not on HDR); 4 nodes everywhere reach the ring's limit (nccl.md section 4).
+  const double tree = network_kind_->tree && group.nodes == 2 ? 2.0 * (group.ranks - 1) / group.ranks : 1.0;
   const BytesPerSecond network = path.network * tree;
   return group.ranks_per_node == 1 ? network : std::min(inside, network);
 }
@@ -214,14 +184,35 @@ CollectiveCost CollectiveModel::broadcast(Bytes message, RankGroup group) const 
   return evaluate(Pattern::broadcast, message, group);
 }
 
+bool CollectiveModel::in_switch(Pattern pattern, RankGroup group) const {
+  return pattern == Pattern::reduce && group.nodes == 1 && nvls_inside(group.ranks_per_node);
+}
+
+bool CollectiveModel::by_ring_law(Pattern pattern, RankGroup group, const Path& path) const {
+  if (path.inside_link != LinkClass::nvlink || group.nodes > 1 || in_switch(pattern, group)) return false;
+  return pattern != Pattern::reduce || reduce_table(group) == nullptr;
+}
+
+Seconds CollectiveModel::arrival(Pattern pattern, RankGroup group, const Path& path) const {
+  if (path.inside_link != LinkClass::nvlink) return {};
+  if (in_switch(pattern, group)) return tables_->in_switch.arrival;
+  return tables_->ring.skew * std::max(0.0, group.ranks - 2.0);
+}
+
+Seconds CollectiveModel::waiting(Pattern pattern, RankGroup group, const Path& path) const {
+  if (setting_ == CollectiveSetting::in_step) return step_latency(pattern, group, path);
+  const CollectiveRamp* ramp = pattern == Pattern::reduce ? reduce_table(group) : nullptr;
+  const bool there = ramp != nullptr && !ramp->queued, wanted = setting_ == CollectiveSetting::isolated;
+  return arrival(pattern, group, path) * (static_cast<int>(wanted) - static_cast<int>(there));
+}
+
 /// Beyond what isolated collectives wait: ranks of a step arrive still less evenly than those of a benchmark.
 Seconds CollectiveModel::step_latency(Pattern pattern, RankGroup group, const Path& path) const {
   const Seconds all = microseconds(
       nccl::kStepLatencyFactor * (pattern == Pattern::reduce ? 2 : 1) *
       ((group.ranks - group.nodes) * nccl::kStepRankUs + (group.nodes - 1) * nccl::kStepNodeUs + nccl::kStepBaseUs));
-  const bool ring_law = path.inside_link == LinkClass::nvlink && group.nodes == 1 &&
-                        (pattern != Pattern::reduce || reduce_table(group) == nullptr);
-  return ring_law ? std::max(Seconds(), all - tables_->ring.skew * (group.ranks - 2.0)) : all;
+  // The ring law's own waiting is part of the same thing.
+  return by_ring_law(pattern, group, path) ? std::max(all, arrival(pattern, group, path)) : all;
 }
 
 CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGroup group) const {
@@ -234,13 +225,14 @@ CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGro
   const double factor = pattern == Pattern::broadcast ? 1 : (n - 1) / n * (pattern == Pattern::reduce ? 2 : 1);
   const Path route = path(pattern, group);
   const Choice choice = choose(pattern, factor, message, group, route);
-  Seconds total = measured_time(pattern, factor, message, group, route, choice);
-  if (setting_ == CollectiveSetting::in_step) total += step_latency(pattern, group, route);
+  Seconds total = measured_time(pattern, factor, message, group, route, choice) + waiting(pattern, group, route);
+  if (setting_ != CollectiveSetting::in_step) total = std::max(total, microseconds(nccl::kCallUs));
   cost.algorithm = choice.algorithm;
   cost.protocol = choice.protocol;
   cost.link = route.link;
   // At least half of the time counts as transfer, so that a tiny message keeps a finite rate.
-  cost.latency = std::min(choice.latency, total * 0.5);
+  const bool waits = setting_ != CollectiveSetting::queued && by_ring_law(pattern, group, route);
+  cost.latency = std::min(choice.latency + (waits ? arrival(pattern, group, route) : Seconds()), total * 0.5);
   cost.wire_bytes_per_rank = message * factor;
   cost.bus_bandwidth = cost.wire_bytes_per_rank / (total - cost.latency);
   if (group.nodes > 1) {
@@ -252,12 +244,14 @@ CollectiveCost CollectiveModel::evaluate(Pattern pattern, Bytes message, RankGro
   return cost;
 }
 
+int CollectiveModel::in_switch_channels(RankGroup group) const {
+  if (major_ < 10) return nccl::kNvlsHopper;
+  return group.nodes > 1 ? nccl::kNvlsBlackwellNodes : nccl::kNvlsBlackwell;
+}
+
 int CollectiveModel::channels(const Choice& choice, const Path& path, RankGroup group) const {
   if (path.inside_link != LinkClass::nvlink) return nccl::kPcieChannels;
-  if (choice.in_switch) {
-    if (major_ < 10) return nccl::kNvlsHopper;
-    return group.nodes > 1 ? nccl::kNvlsBlackwellNodes : nccl::kNvlsBlackwell;
-  }
+  if (choice.in_switch) return in_switch_channels(group);
   if (interconnect_ == Interconnect::nvlink_pairs) return nccl::kPcieChannels;
   return major_ == 7 ? nccl::kVoltaChannels : nccl::kRingChannels;
 }
@@ -274,9 +268,10 @@ std::vector<Assumption> CollectiveModel::assumptions() const {
              : "measured fractions of the link rate, docs/cost-model.md"});
   }
   if (nodes_ > 1)
-    list.push_back({"collectives between nodes",
-                    fmt::format("{:.2f} of the NICs' {:.4g} GB/s a node", network_fraction_, network_.base() / 1e9),
-                    std::string(network_source_)});
+    list.push_back(
+        {"collectives between nodes",
+         fmt::format("{:.2f} of the NICs' {:.4g} GB/s a node", network_kind_->fraction, network_.base() / 1e9),
+         std::string(network_kind_->source)});
   if (setting_ == CollectiveSetting::in_step)
     list.push_back({"collective latency inside a step", fmt::format("{} x the ring's", nccl::kStepLatencyFactor),
                     "docs/cost-model.md, fitted to training steps"});

@@ -11,6 +11,7 @@
 #include "models/schedule.h"
 #include "models/units.h"
 #include "sim/collective_tables.h"
+#include "sim/network_kinds.h"
 
 namespace zeroplan {
 
@@ -43,9 +44,12 @@ struct CollectiveCost {
   BytesPerSecond effective_bandwidth() const { return wire_bytes_per_rank / alone(); }
 };
 
-/// Where the collective runs. Inside a training step ranks arrive unevenly, which step-time.md fits as 2.3 times the
-/// ring's latency on top of the size law; nccl-tests has none of it.
-enum class CollectiveSetting : std::uint8_t { isolated, in_step };
+/// How calls follow each other, which decides how evenly the ranks arrive.
+enum class CollectiveSetting : std::uint8_t {
+  queued,    // back to back, as nccl-tests times them: ranks arrive together
+  isolated,  // the host waits for each, as ml-engineering's all_reduce_bench.py does
+  in_step,   // in a training step: 2.3 times the ring's latency on top (step-time.md section 2)
+};
 
 class CollectiveModel {
  public:
@@ -94,26 +98,35 @@ class CollectiveModel {
   Seconds ring_latency(Pattern pattern, RankGroup group, std::size_t protocol, const Path& path) const;
   Seconds tree_latency(RankGroup group, std::size_t protocol, const Path& path) const;
   Seconds least_reduce_latency(RankGroup group, const Path& path) const;
+  /// Latency of an all-reduce between nodes or of a gather's ring, with what this network takes longer than NCCL says.
+  Seconds network_latency(Pattern pattern, RankGroup group, const Path& path) const;
   const CollectiveRamp* ramp_for(RankGroup group) const;
   /// The measured all-reduce table that stands for the group, or none.
   const CollectiveRamp* reduce_table(RankGroup group) const;
   /// A ring over NVLink inside a node: the protocol that ring_time() finds fastest.
   Choice fastest_ring(Pattern pattern, Bytes wire, RankGroup group, const Path& path) const;
+  /// Of ranks that arrive together, but for a table: that is as it was measured.
   Seconds measured_time(Pattern pattern, double factor, Bytes message, RankGroup group, const Path& path,
                         const Choice& choice) const;
+  Seconds table_time(const CollectiveRamp& ramp, double factor, Bytes message, RankGroup group, const Path& path) const;
+  bool in_switch(Pattern pattern, RankGroup group) const;
+  bool by_ring_law(Pattern pattern, RankGroup group, const Path& path) const;
+  /// How much later than the others the last rank arrives if the host waits for each call.
+  Seconds arrival(Pattern pattern, RankGroup group, const Path& path) const;
+  /// What the setting adds to measured_time().
+  Seconds waiting(Pattern pattern, RankGroup group, const Path& path) const;
   Seconds step_latency(Pattern pattern, RankGroup group, const Path& path) const;
   int channels(const Choice& choice, const Path& path, RankGroup group) const;
+  int in_switch_channels(RankGroup group) const;
 
   const CollectiveTables* tables_;  // outlives the model: the built-in ones are static
   CollectiveSetting setting_;
   Interconnect interconnect_;
   int nodes_, gpus_per_node_, gpus_per_pcie_switch_, ranks_per_socket_;
   BytesPerSecond nvlink_, pcie_, dram_bandwidth_, network_;
-  double network_fraction_ = 0;
-  std::string_view network_source_;
-  bool elastic_fabric_ = false;  // AWS EFA: its tuner picks trees on two nodes
-  bool host_device_ = false;     // ranks are threads of the host: their tensors live in its memory
-  bool peer_access_ = false;     // GPU to GPU over PCIe
+  const NetworkKind* network_kind_ = nullptr;
+  bool host_device_ = false;  // ranks are threads of the host: their tensors live in its memory
+  bool peer_access_ = false;  // GPU to GPU over PCIe
   bool nvidia_ = false;
   int major_ = 0;            // compute capability
   std::string_view family_;  // "Ampere", "Hopper", "Blackwell": tables of the nearest architecture

@@ -32,11 +32,15 @@ void make_time_monotone(std::vector<CollectiveRamp::Point>& points) {
 }
 
 CollectiveRamp read_ramp(const JsonValue& value) {
-  value.require_only({"arch", "ranks", "nodes", "asymptote", "points", "source"});
+  value.require_only({"arch", "ranks", "nodes", "network", "calls", "asymptote", "points", "source"});
   CollectiveRamp ramp;
   ramp.arch = value.at("arch").as_string();
   ramp.ranks = static_cast<int>(value.at("ranks").as_int(2, kMaxRanks));
   ramp.nodes = static_cast<int>(value.at("nodes").as_int(1, kMaxRanks));
+  if (ramp.nodes > 1) ramp.network = value.at("network").as_string();
+  const std::string calls = value.at("calls").as_string();
+  if (calls != "queued" && calls != "isolated") value.at("calls").fail("\"queued\" or \"isolated\"");
+  ramp.queued = calls == "queued";
   ramp.asymptote = value.at("asymptote").as_rate();
   for (const JsonValue& item : value.at("points").items()) {
     const CollectiveRamp::Point point = read_point(item);
@@ -69,6 +73,17 @@ RingLaw read_ring(const JsonValue& value) {
   return law;
 }
 
+PipelineLaw read_pipeline(const JsonValue& value) {
+  value.require_only({"fill", "pipe", "source"});
+  return {value.at("fill").as_real(0, 100), value.at("pipe").as_bytes(), value.at("source").as_string()};
+}
+
+InSwitchLaw read_in_switch(const JsonValue& value) {
+  value.require_only({"fill", "chunk", "arrival", "source"});
+  return {value.at("fill").as_real(0, 100), value.at("chunk").as_bytes(), value.at("arrival").as_seconds(),
+          value.at("source").as_string()};
+}
+
 NvlsGain read_gain(const JsonValue& value) {
   value.require_only({"arch", "ranks", "gain", "source"});
   return {value.at("arch").as_string(), static_cast<int>(value.at("ranks").as_int(2, kMaxRanks)),
@@ -89,12 +104,14 @@ double CollectiveRamp::relative(Bytes size) const {
 CollectiveTables read_collective_tables(std::string_view json) {
   const JsonDocument document = JsonDocument::parse(json, std::string(kFile));
   const JsonValue& root = document.root();
-  root.require_only({"schema", "ramps", "laws", "ring", "nvls"});
+  root.require_only({"schema", "ramps", "laws", "ring", "network", "in_switch", "nvls"});
   root.at("schema").as_int(1, 1);
   CollectiveTables tables;
   for (const JsonValue& item : root.at("ramps").items()) tables.ramps.push_back(read_ramp(item));
   for (const JsonValue& item : root.at("laws").items()) tables.laws.push_back(read_law(item));
   tables.ring = read_ring(root.at("ring"));
+  tables.network = read_pipeline(root.at("network"));
+  tables.in_switch = read_in_switch(root.at("in_switch"));
   for (const JsonValue& item : root.at("nvls").items()) tables.nvls.push_back(read_gain(item));
   return tables;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/units.h"
+#include "sim/pipeline_law.h"
 #include "sim/ring_law.h"
 
 namespace zeroplan {
@@ -19,6 +20,8 @@ struct CollectiveRamp {
   std::string arch;
   int ranks = 0;
   int nodes = 1;
+  std::string network;        // several nodes: the NetworkKind's name
+  bool queued = false;        // calls back to back; else the host waited for each
   BytesPerSecond asymptote;   // large messages; what the shape is relative to
   std::vector<Point> points;  // rising sizes, at least two
   std::string source;
@@ -44,11 +47,21 @@ struct NvlsGain {
   std::string source;
 };
 
+/// All-reduces in the switch (NVLS) of one node: PipelineLaw with a pipe of NCCL's size.
+struct InSwitchLaw {
+  double fill = 0;
+  Bytes chunk;      // a channel sends one for every rank before the first is back
+  Seconds arrival;  // the last rank is that much later if the host waits for each call
+  std::string source;
+};
+
 struct CollectiveTables {
   std::vector<CollectiveRamp> ramps;
   std::vector<CollectiveLaw> laws;
   std::vector<NvlsGain> nvls;  // rising ranks within an architecture
   RingLaw ring;
+  PipelineLaw network;    // between nodes, where no ramp was measured
+  InSwitchLaw in_switch;  // in the NVLink switch, likewise
 };
 
 /// Throws InputError with file and line.

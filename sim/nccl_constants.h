@@ -26,6 +26,10 @@ inline constexpr Latencies kTreeNetwork = {5.0, 8.5, 14.0};
 inline constexpr double kNvlsUs = 25, kNvlsTreeNetworkUs = 20.9;
 inline constexpr double kPatBaseUs = 8, kPatNetworkUs = 14;
 
+/// A benchmark's host issues no more than one call in that time: 4 KiB on 2 x H200 (docs/measurements/h200x2, 13.2 to
+/// 13.5), 8 B on 8 x H100 (awsome-distributed-training, 12.9). Steps have launches of their own.
+inline constexpr double kCallUs = 13;
+
 /// Multi-node all-reduce ring with Simple pays more per step: Ampere and later, before.
 inline constexpr double kRingPlateau = 1.4, kRingPlateauOld = 1.9;
 /// Useful part of what a protocol moves.
@@ -45,17 +49,8 @@ inline constexpr std::array<double, 24> kTreeSimpleCorrection = {0.9, 0.9, 0.9, 
 inline constexpr double kStepRankUs = 3.4, kStepNodeUs = 20, kStepBaseUs = 9;
 inline constexpr double kStepLatencyFactor = 2.3;
 
-/// Several nodes: B(S) = B / (1 + (80 MB / S)^0.75), fitted between 174 and 348 GB/s (0.87 of 200 and 400 GB/s a node).
-/// Outside, a slower network reaches its rate at proportionally smaller sizes, as its latency is the same, and a faster
-/// one at larger ones (step-time.md section 2; the scaling is ours).
-inline constexpr Bytes kNetworkHalfSize(80e6);
-inline constexpr BytesPerSecond kNetworkSlowest(174e9), kNetworkFastest(348e9);
-inline constexpr double kNetworkExponent = 0.75;
 /// Ranks of the one-node all-reduces that asymptotes were measured with.
 inline constexpr int kTableRanks = 8;
-/// The group that the law's latency belongs to.
-inline constexpr int kLawRanks = 16, kLawNodes = 2;
-
 /// Ring on x16 PCIe, fraction of the lane rate, one socket and 8 cards over two: SimuMax fit on A100 PCIe (20.8, 20.7,
 /// 20.5 and 12.5, 13.5, 11.1 of 31.5 GB/s for all-reduce, all-gather, reduce-scatter).
 inline constexpr double kPcieReduce = 0.660, kPcieGather = 0.657, kPcieScatter = 0.651;

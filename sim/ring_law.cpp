@@ -34,7 +34,7 @@ RingTime ring_time(const RingLaw& law, const NvlinkRing& ring, std::size_t proto
   const double steps = (ring.all_reduce ? 2 : 1) * (ring.ranks - 1);
   const double nccl = nccl::kRingBase[protocol] + steps * nccl::kRingNvlink[protocol];
   RingTime time;
-  time.latency = Seconds(nccl * 1e-6) + law.skew * (ring.ranks - 2.0);
+  time.latency = Seconds(nccl * 1e-6);
   if (!(wire > Bytes())) return time;
   if (protocol == nccl::kLL) {
     const double channels =

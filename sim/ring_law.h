@@ -9,7 +9,7 @@
 
 namespace zeroplan {
 
-/// t = NCCL's base + steps x NCCL's hop + skew x (ranks - 2) + transfer
+/// t = NCCL's base + steps x NCCL's hop + transfer, and skew x (ranks - 2) if the host waits for each call
 /// transfer = wire / rate x (1 + ramp_loss x (wire / rate / 1 ms)^-ramp_exponent)
 /// rate = (link's limit^-corner + (channels x channel x link x wire per copy)^-corner)^(-1 / corner)
 ///
@@ -22,7 +22,7 @@ struct RingLaw {
   double ll_channel = 0;  // the same with protocol LL
   double corner = 1;      // how sharply channels and link limit together
   double ramp_loss = 0, ramp_exponent = 0;
-  Seconds skew;  // for every rank beyond two: they do not arrive together
+  Seconds skew;  // for every rank beyond two, unless calls are queued: they do not arrive together
   std::string source;
 };
 

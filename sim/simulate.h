@@ -87,7 +87,8 @@ class Simulator {
   /// `demands` as from demands(schedule, cost); every rank runs the schedule. A folded schedule is played unfolded and
   /// gives the same times as the flat one. Deterministic: equal arguments give equal bits. Throws std::logic_error on a
   /// trace of a folded schedule, a rank that is not simulated, or ranks that wait for each other for ever; InputError
-  /// on shard groups that lie across nodes in part, a step of more than 20 million timed ops a rank, on more than 500,000 ranks or than this host's memory holds.
+  /// on shard groups that lie across nodes in part, a step of more than 20 million timed ops a rank, more than 500,000
+  /// ranks or more than this host's memory holds.
   Simulation run(const Schedule& schedule, std::span<const Demand> demands, int shard_ranks,
                  const SimulateOptions& options = {});
 

@@ -7,61 +7,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "models/error.h"
 #include "tests/catch.h"
+#include "tests/collective_rows.h"
 #include "tests/sim_machines.h"
 
 namespace zeroplan::tests {
 namespace {
 
-struct Measured {
-  std::string machine, collective, source;
-  RankGroup group;
-  Bytes size;
-  double gigabytes_per_second = 0;
-  bool fitted = false;  // the model's tables or fractions were made from this row
-};
-
-std::vector<Measured> measured_rows() {
-  std::ifstream in(std::string(ZEROPLAN_TESTS_DIR) + "/data/collectives.csv");
-  REQUIRE(in.good());
-  std::string line;
-  std::getline(in, line);
-  std::vector<Measured> rows;
-  while (std::getline(in, line)) {
-    std::stringstream cells(line);
-    std::string ranks, nodes, bytes, rate;
-    Measured row;
-    std::getline(cells, row.machine, ',');
-    std::getline(cells, ranks, ',');
-    std::getline(cells, nodes, ',');
-    std::getline(cells, row.collective, ',');
-    std::getline(cells, bytes, ',');
-    std::getline(cells, rate, ',');
-    std::getline(cells, row.source);
-    row.fitted = row.source.back() != ',';
-    row.group = {std::stoi(ranks), std::stoi(nodes), std::stoi(ranks) / std::stoi(nodes)};
-    row.size = Bytes(std::stod(bytes));
-    row.gigabytes_per_second = std::stod(rate);
-    rows.push_back(row);
-  }
-  return rows;
-}
-
-/// Ring all-reduces with NVLS off are compared with the all-gather's ring: equal bus bandwidth.
-double predicted(const Measured& row) {
-  const CollectiveModel model(measured_machine(row.machine));
-  const CollectiveKind kind = row.collective == "all_reduce"       ? CollectiveKind::all_reduce
-                              : row.collective == "reduce_scatter" ? CollectiveKind::reduce_scatter
-                                                                   : CollectiveKind::all_gather;
-  return model.cost(kind, row.size, row.group).effective_bandwidth().base() / 1e9;
+std::vector<Measured> rows_in(const std::string& file) {
+  return measured_rows(std::string(ZEROPLAN_TESTS_DIR) + "/data/" + file);
 }
 
 struct Errors {
@@ -85,9 +45,9 @@ CollectiveModel model_of(const char* key) { return CollectiveModel(measured_mach
 TEST_CASE("collectives: bus bandwidth is near what was measured") {
   // From 256 MiB within 10 %, from 1 MiB within 25 %; below, latency noise decides and nothing is claimed.
   std::map<std::string, Errors> by_class;
-  for (const Measured& row : measured_rows()) {
+  for (const Measured& row : rows_in("collectives.csv")) {
     const double ratio = predicted(row) / row.gigabytes_per_second;
-    const bool large = row.size >= Bytes(256 * kMiB);
+    const bool large = row.large();
     if (std::getenv("ZEROPLAN_PRINT_TABLES") != nullptr)
       fmt::print("{},{},{},{},{:.4g},{:.4g},{:+.1f},{}\n", row.machine, row.group.ranks, row.group.nodes,
                  row.collective, row.size.base() / kMiB, row.gigabytes_per_second, 100 * (ratio - 1),
@@ -100,71 +60,125 @@ TEST_CASE("collectives: bus bandwidth is near what was measured") {
     for (const auto& [name, e] : by_class)
       fmt::print("{}: n {} MAPE {:.1f} % bias {:+.1f} % worst {:.1f} % outside {}\n", name, e.rows,
                  100 * e.abs_sum / e.rows, 100 * (std::exp(e.log_sum / e.rows) - 1), 100 * e.worst, e.outside);
-  // Outside among the fitted: 2 x H200's scatter at 256 MiB (12 % fast), its gather and scatter at 1 MiB (26 % fast,
-  // where the host's launches decide).
+  // Outside among the fitted: 2 x H200's scatter at 256 MiB (12 % fast).
   CHECK(by_class["fitted large"].outside <= 1);
-  CHECK(by_class["fitted middle"].outside <= 2);
+  CHECK(by_class["fitted middle"].outside == 0);
   CHECK(by_class["fitted large"].bias() < 0.05);
   CHECK(by_class["fitted middle"].bias() < 0.05);
-  // Held out: other clouds' networks, SimuMax's B200 fit, RTX PRO 6000 boxes, single figures. Outside are PRO 6000
-  // (twice) and 8 x H200 at 4 MB, where two sources differ by a third (docs/cost-model.md).
+  // Held out: other clouds' networks, SimuMax's B200 fit, RTX PRO 6000 boxes, single figures. Outside are two of PRO
+  // 6000 (docs/cost-model.md).
   CHECK(by_class["held out large"].outside <= 2);
-  CHECK(by_class["held out middle"].outside <= 1);
+  CHECK(by_class["held out middle"].outside == 0);
   CHECK(by_class["held out large"].abs_sum / by_class["held out large"].rows < 0.07);
   CHECK(by_class["held out large"].bias() < 0.05);
-  CHECK(by_class["held out middle"].bias() < 0.10);
+  CHECK(by_class["held out middle"].bias() < 0.05);
 }
 
 namespace {
 
-/// The tables without what was measured on one machine: its all-reduce table is another's.
-CollectiveTables with_table_of(std::string_view arch, int nodes, std::string_view other) {
-  CollectiveTables tables = builtin_collective_tables();
-  const auto find = [&](std::string_view name) {
-    return std::ranges::find_if(
-        tables.ramps, [&](const CollectiveRamp& r) { return r.arch == name && (r.nodes > 1) == (nodes > 1); });
-  };
-  const auto lost = find(arch);
-  const std::string name = lost->arch;
-  *lost = *find(other);
-  lost->arch = name;
-  return tables;
-}
-
-}  // namespace
-
-TEST_CASE("collectives: a machine's all-reduces with another machine's table") {
-  // Whole machines held out: what a machine without a measured table of its own is told.
-  struct Case {
-    const char *machine, *arch, *other;
-    double middle, large;  // mean errors, today's: no goal is met in the middle, which is why tables are measured
-  };
-  for (const Case& c :
-       {Case{"h200-8", "Hopper", "Blackwell", 0.28, 0.06}, Case{"b200-8", "Blackwell", "Hopper", 0.32, 0.08},
-        Case{"p5-2", "Hopper", "Ampere", 0.38, 0.14}, Case{"p5-2", "Hopper", "Blackwell", 0.40, 0.05},
-        Case{"p6-b200-4", "Blackwell", "Hopper", 0.60, 0.07}, Case{"p4de-2", "Ampere", "Hopper", 0.44, 0.03}}) {
-    const MachineSpec machine = measured_machine(c.machine);
-    const CollectiveTables tables = with_table_of(c.arch, machine.nodes, c.other);
-    const CollectiveModel model(machine, CollectiveSetting::isolated, tables);
-    Errors middle, large;
-    for (const Measured& row : measured_rows()) {
-      if (row.machine != c.machine || row.collective != "all_reduce" || row.group.ranks != model.all().ranks) continue;
-      if (row.size < Bytes(kMiB)) continue;
-      const double value =
-          model.cost(CollectiveKind::all_reduce, row.size, row.group).effective_bandwidth().base() / 1e9;
-      const bool is_large = row.size >= Bytes(256 * kMiB);
-      (is_large ? large : middle).add(value / row.gigabytes_per_second, is_large ? 0.10 : 0.25);
-    }
-    const auto told = [](const Errors& e) {
+/// Mean errors of the rows of one machine, and how many are outside 25 % (10 % from 256 MiB on).
+struct Told {
+  Errors middle, large;
+  void add(const Measured& row, const CollectiveTables& tables) {
+    (row.large() ? large : middle).add(predicted(row, tables) / row.gigabytes_per_second, row.large() ? 0.10 : 0.25);
+  }
+  std::string text() const {
+    const auto line = [](const Errors& e) {
       return fmt::format("n {} MAPE {:.1f} % bias {:+.1f} % worst {:.1f} % outside {}", e.rows,
                          100 * e.abs_sum / e.rows, 100 * (std::exp(e.log_sum / e.rows) - 1), 100 * e.worst, e.outside);
     };
-    const std::string text =
-        fmt::format("{} by {}'s table: middle {}; large {}", c.machine, c.other, told(middle), told(large));
+    return fmt::format("middle {}; large {}", line(middle), line(large));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("collectives: all-reduces of a machine without a table, by laws fitted without it") {
+  // The numbers are what tests/tools/fit_pipelines.cpp prints with the machine left out.
+  struct Case {
+    const char* machine;
+    double fill, pipe_mb, arrival_us;
+    double middle, large;  // mean errors, today's
+    int outside;           // rows outside 25 % and 10 %
+  };
+  for (const Case& c :
+       {Case{"p4de-2", 0.572, 43.3, 0, 0.13, 0.05, 0}, Case{"p5-2", 0.723, 21.2, 0, 0.13, 0.05, 0},
+        Case{"p6-b200-4", 0.809, 28.7, 0, 0.10, 0.05, 1}, Case{"h200-8", 1.595, 0, 23.9, 0.22, 0.02, 2},
+        // Its own sweep stays at 741 GB/s to 4 GiB where another table says 838, and has a hump at 4 and 8 MiB.
+        Case{"b200-8", 0.646, 0, 17.0, 0.32, 0.09, 8}}) {
+    CollectiveTables tables = without_ramps();
+    if (c.pipe_mb > 0) tables.network = {c.fill, Bytes(c.pipe_mb * 1e6), ""};
+    if (c.arrival_us > 0) {
+      tables.in_switch.fill = c.fill;
+      tables.in_switch.arrival = Seconds(c.arrival_us * 1e-6);
+    }
+    Told told;
+    for (const Measured& row : rows_in("collectives.csv")) {
+      if (row.machine != c.machine || row.collective != "all_reduce" || row.size < Bytes(kMiB)) continue;
+      if (row.group != CollectiveModel(measured_machine(c.machine)).all()) continue;
+      if (row.source.find("not stated") == std::string::npos) told.add(row, tables);
+    }
+    const std::string text = fmt::format("{} left out: {}", c.machine, told.text());
     if (std::getenv("ZEROPLAN_PRINT_TABLES") != nullptr) fmt::print("{}\n", text);
     INFO(text);
-    CHECK(middle.abs_sum / middle.rows < c.middle);
-    CHECK(large.abs_sum / large.rows < c.large);
+    CHECK(told.middle.abs_sum / told.middle.rows < c.middle);
+    CHECK(told.large.abs_sum / told.large.rows < c.large);
+    CHECK(told.middle.outside + told.large.outside <= c.outside);
+  }
+}
+
+TEST_CASE("collectives: machines of which nothing was fitted") {
+  // Public reports that are in no fit but one: A3 Mega's network step. Mean errors, today's.
+  const std::map<std::string, std::pair<double, double>> limits = {
+      {"a100-roce-2 all_reduce", {0.25, 0.12}}, {"a3mega-2 all_gather", {0.13, 0.02}},
+      {"a3mega-2 all_reduce", {0.72, 0.13}},    {"a3ultra-2 all_gather", {0.11, 0.02}},
+      {"h100-4 all_reduce", {0.11, 0.05}},      {"h100-8 all_gather", {0.06, 0.01}},
+      {"h100-8 all_reduce", {0.11, 0.04}},      {"h100-8 reduce_scatter", {0.06, 0.01}},
+      {"h100-ib-2 all_reduce", {0.13, 0.02}},   {"h200-roce-2 all_reduce", {0.10, 0.03}},
+      {"mi300x-8 all_reduce", {0.09, 0.03}},    {"p5-2 all_reduce", {0.11, 0.05}}};
+  std::map<std::string, Told> by_machine;
+  for (const Measured& row : rows_in("collectives_held_out.csv")) {
+    if (std::getenv("ZEROPLAN_PRINT_TABLES") != nullptr)
+      fmt::print("{},{},{},{},{:.4g},{:.4g},{:+.1f},other\n", row.machine, row.group.ranks, row.group.nodes,
+                 row.collective, row.size.base() / kMiB, row.gigabytes_per_second,
+                 100 * (predicted(row) / row.gigabytes_per_second - 1));
+    // One of the 8 x H100 hosts takes 44 to 59 us for every call up to 8 MiB: its launches decide, not NCCL.
+    if (row.source.find("get_bws") != std::string::npos && row.size <= Bytes(8 * kMiB)) continue;
+    by_machine[row.machine + " " + row.collective].add(row, builtin_collective_tables());
+  }
+  for (const auto& [name, told] : by_machine) {
+    if (std::getenv("ZEROPLAN_PRINT_TABLES") != nullptr) fmt::print("{}: {}\n", name, told.text());
+    INFO(name << ": " << told.text());
+    CHECK(told.middle.abs_sum / told.middle.rows < limits.at(name).first);
+    CHECK(told.large.abs_sum / told.large.rows < limits.at(name).second);
+  }
+}
+
+TEST_CASE("collectives: a pipe costs its fill once, and more bytes never take less time") {
+  const PipelineLaw law{0.5, Bytes(1e6), ""};
+  const auto time = [&](double bytes, int passes) {
+    return pipeline_transfer(law, Bytes(bytes), Bytes(bytes), BytesPerSecond(1e9), passes).base();
+  };
+  CHECK_THAT(time(1e5, 1), WithinRel(1.5e-4, 1e-12));
+  CHECK_THAT(time(1e5, 2), WithinRel(2e-4, 1e-12));
+  CHECK_THAT(time(1e7, 1), WithinRel(1e-2 + 0.5e-3, 1e-12));
+  CHECK(time(0, 2) == 0);
+  for (double bytes = 1; bytes < 1e9; bytes *= 1.3) CHECK(time(bytes * 1.3, 2) > time(bytes, 2));
+}
+
+TEST_CASE("collectives: calls back to back do not wait for the last rank") {
+  for (const char* key : {"h200-8", "b200-8", "p5-2", "p6-b200-4", "h100-ib-2", "a100-sxm-8"}) {
+    const MachineSpec machine = measured_machine(key);
+    const CollectiveModel queued(machine, CollectiveSetting::queued), isolated(machine),
+        step(machine, CollectiveSetting::in_step);
+    for (const CollectiveKind kind : {CollectiveKind::all_gather, CollectiveKind::all_reduce})
+      for (double bytes = 4096; bytes < 1e11; bytes *= 7) {
+        INFO(key << " " << bytes);
+        const auto alone = [&](const CollectiveModel& m) { return m.cost(kind, Bytes(bytes), m.all()).alone(); };
+        CHECK(alone(queued) > Seconds());
+        CHECK(alone(queued) < alone(isolated));
+        CHECK(alone(queued) < alone(step));
+      }
   }
 }
 
@@ -207,7 +221,7 @@ TEST_CASE("collectives: the size law alone predicts large all-reduces") {
   CollectiveTables without = builtin_collective_tables();
   std::erase_if(without.ramps, [](const CollectiveRamp& ramp) { return ramp.nodes == 1; });
   Errors large;
-  for (const Measured& row : measured_rows()) {
+  for (const Measured& row : rows_in("collectives.csv")) {
     if (row.group.nodes > 1 || row.collective != "all_reduce" || row.size < Bytes(256 * kMiB)) continue;
     if (row.machine != "a100-sxm-8") continue;  // a ring; the others' ramps are in-switch
     const CollectiveModel model(measured_machine(row.machine), CollectiveSetting::isolated, without);
@@ -299,7 +313,8 @@ TEST_CASE("collectives: a step adds the latency of uneven arrival") {
   const MachineSpec machine = measured_machine("p5en-4");
   const Bytes size(64 * kMiB);
   const RankGroup group{32, 4, 8};
-  const Seconds alone = CollectiveModel(machine).cost(CollectiveKind::all_gather, size, group).alone();
+  const Seconds alone =
+      CollectiveModel(machine, CollectiveSetting::queued).cost(CollectiveKind::all_gather, size, group).alone();
   const Seconds step =
       CollectiveModel(machine, CollectiveSetting::in_step).cost(CollectiveKind::all_gather, size, group).alone();
   CHECK_THAT((step - alone).base(), WithinRel(2.3e-6 * (28 * 3.4 + 3 * 20 + 9), 1e-9));
@@ -340,7 +355,8 @@ TEST_CASE("collectives: tables with unknown keys or falling sizes are refused wi
   CHECK_THROWS_AS(read_collective_tables(R"({"schema": 1, "ramps": [], "laws": [], "nvls": [], "extra": 1})"),
                   InputError);
   CHECK_THROWS_WITH(
-      read_collective_tables(R"({"schema": 1, "laws": [], "nvls": [], "ramps": [{"arch": "A", "ranks": 8, "nodes": 1,
+      read_collective_tables(
+          R"({"schema": 1, "laws": [], "nvls": [], "ramps": [{"arch": "A", "ranks": 8, "nodes": 1, "calls": "queued",
         "asymptote": "2 GB/s", "points": [[8, 1], [4, 2]], "source": "s"}]})"),
       HasText("fits/collectives.json:2"));
 }

@@ -76,7 +76,7 @@ inline MachineSpec nodes_of(MachineSpec node, int nodes, const std::string& netw
   return node;
 }
 
-/// The machines of tests/data/collectives.csv.
+/// The machines of tests/data/collectives.csv and collectives_held_out.csv.
 inline MachineSpec measured_machine(const std::string& key) {
   const MachineSpec a100 = node_of("A100-SXM4-80GB", 8, Interconnect::nvswitch);
   const MachineSpec h100 = node_of("H100-SXM5-80GB", 8, Interconnect::nvswitch);
@@ -84,6 +84,7 @@ inline MachineSpec measured_machine(const std::string& key) {
   const MachineSpec b200 = node_of("B200-SXM-180GB", 8, Interconnect::nvswitch);
   if (key == "a100-sxm-8") return a100;
   if (key == "h100-8") return h100;
+  if (key == "h100-4") return node_of("H100-SXM5-80GB", 4, Interconnect::nvswitch);
   if (key == "h200-8") return h200;
   if (key == "b200-8") return b200;
   if (key == "h800-8") return node_of("H800-SXM5-80GB", 8, Interconnect::nvswitch);
@@ -108,6 +109,9 @@ inline MachineSpec measured_machine(const std::string& key) {
   if (key == "p5en-4") return nodes_of(h200, 4, "EFA v3", 400);
   if (key == "p6-b200-4") return nodes_of(b200, 4, "EFA v4", 400);
   if (key == "a100-hdr-2") return nodes_of(a100, 2, "InfiniBand HDR", 100);
+  if (key == "h100-ib-2") return nodes_of(h100, 2, "InfiniBand NDR", 400);
+  if (key == "h200-roce-2") return nodes_of(h200, 2, "RoCE v2 BlueField-3 (8x400)", 400);
+  if (key == "a100-roce-2") return nodes_of(a100, 2, "RoCE v2 (16x100)", 200);
   if (key == "a100-hdr-3") return nodes_of(a100, 3, "InfiniBand HDR", 100);
   if (key == "a3mega-2") return nodes_of(h100, 2, "GPUDirect-TCPXO (8x200)", 200);
   if (key == "a3ultra-2") return nodes_of(h200, 2, "RoCE v2 CX-7 (8x400)", 400);

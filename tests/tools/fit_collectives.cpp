@@ -123,12 +123,13 @@ std::vector<Row> forced(const std::string& path) {
 }
 
 double predicted(const RingLaw& law, const Row& row) {
+  const double waits = law.skew.base() * (row.ring.ranks - 2);
   if (row.protocol != kAnyProtocol)
-    return ring_time(law, row.ring, static_cast<std::size_t>(row.protocol), row.wire).total().base();
+    return waits + ring_time(law, row.ring, static_cast<std::size_t>(row.protocol), row.wire).total().base();
   double least = 1e9;
   for (const std::size_t protocol : {nccl::kLL, nccl::kLL128, nccl::kSimple})
     least = std::min(least, ring_time(law, row.ring, protocol, row.wire).total().base());
-  return least;
+  return waits + least;
 }
 
 constexpr std::size_t kNumbers = 6;
