@@ -185,6 +185,7 @@ class Tape {
   EagerStep& step_;
   void keep(const Tensor& out);
   Tensor take_kept();
+  void hold(Tensor& kept);
   std::int32_t next_storage_ = 0;
   std::uint64_t next_sequence_ = 0;
   bool grad_enabled_ = true;
@@ -193,6 +194,8 @@ class Tape {
   CheckpointFrame* frame_ = nullptr;
   std::vector<Tensor> parameters_;
   bool keeps_operators_ = false;
+  bool zero3_ = false;
+  std::int32_t next_hold_ = 0;
   std::vector<Ref<Node>> accumulators_;
   std::vector<Node*> dying_;
   bool burying_ = false;
