@@ -240,6 +240,32 @@ TEST_CASE("attacked: shard groups that do not fill nodes evenly are refused, not
   }
 }
 
+TEST_CASE("attacked: odd shard groups on hundreds of nodes, messages of one element to a petabyte") {
+  MachineSpec machine = node(3);
+  machine.network.bandwidth = 12.5_GBps;
+  machine.network.nics = 1;
+  machine.network.kind = "100GbE TCP";
+  set_nodes(machine, 340);  // 1,020 ranks
+  for (const std::int64_t elements : {std::int64_t{1}, std::int64_t{1'000'003}, std::int64_t{500'000'000'000'000}}) {
+    Script script;
+    Collective collective;
+    collective.elements = collective.padded = elements;
+    for (const Group group : {Group::shard, Group::replica, Group::all}) {
+      collective.group = group;
+      for (const Stream stream : {Stream::gather, Stream::reduce}) script.op(stream, collective);
+    }
+    script.op(Stream::compute, Compute{-1, kZero, Pass::forward, Pointwise{Bytes(1e6)}});
+    const Schedule schedule = script.finish();
+    for (const int shard_ranks : {1, 3, 15, 51, 255, 1020}) {
+      INFO(elements << " elements, groups of " << shard_ranks);
+      const Simulation all = play(schedule, machine, {SimulatedRanks::all, 1019, true}, shard_ranks).simulation;
+      const Simulation folded = play(schedule, machine, {SimulatedRanks::folded, 2, true}, shard_ranks).simulation;
+      check_forward(all);
+      CHECK_THAT(folded.step.base(), WithinRel(all.step.base(), 1e-9));
+    }
+  }
+}
+
 TEST_CASE("attacked: flows of every size that come and go keep rates positive and nothing above capacity") {
   Random random(11);
   for (int round = 0; round < 30; ++round) {
