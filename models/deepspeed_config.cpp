@@ -166,8 +166,10 @@ class Reader {
     config_.fetch_by_all_reduce = either("use_all_reduce_for_fetch_params");
     config_.hpz_ranks = std::max<std::int64_t>(1, integer("zero_optimization.zero_hpz_partition_size").value_or(1));
     config_.mics_ranks = integer("zero_optimization.mics_shard_size").value_or(-1);
+    config_.mics_hierarchical = in_zero("mics_hierarchical_params_gather", false);
     config_.quantized_weights = in_zero("zero_quantized_weights", false);
     config_.quantized_gradients = in_zero("zero_quantized_gradients", false);
+    config_.quantized_nontrainable = in_zero("zero_quantized_nontrainable_weights", false);
     const ConfigNode* zenflow = value("zero_optimization.zenflow");
     config_.zenflow = zenflow != nullptr && zenflow->is_object();
   }

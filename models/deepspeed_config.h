@@ -51,8 +51,9 @@ struct DeepSpeedConfig {
   std::int64_t param_persistence = 100'000, model_persistence = INT64_MAX;
   bool gather_on_save = false, allgather_sequential = false, fetch_by_all_reduce = false;
   std::int64_t hpz_ranks = 1;
-  std::int64_t mics_ranks = -1;  // above 0: MiCS
-  bool quantized_weights = false, quantized_gradients = false;
+  std::int64_t mics_ranks = -1;    // mics_shard_size, above 0: MiCS
+  bool mics_hierarchical = false;  // mics_hierarchical_params_gather
+  bool quantized_weights = false, quantized_gradients = false, quantized_nontrainable = false;
   DeepspeedOffload offload_optimizer, offload_param;
   bool zenflow = false;
 
@@ -67,6 +68,11 @@ struct DeepSpeedConfig {
   std::vector<std::string> automatic;
 
   bool shards() const { return stage > 0; }
+  /// Weights, gradients and states are sharded inside groups of mics_ranks neighbours, and copied between groups.
+  bool mics() const { return stage == 3 && mics_ranks > 0; }
+  // What MiCS_Optimizer is not given has no effect under MiCS (DeepSpeed 0.19.2, engine._return_mics_optimizer).
+  bool hpz() const { return stage == 3 && hpz_ranks > 1 && !mics(); }
+  bool sequential_gathers() const { return allgather_sequential && !mics(); }
   /// Gradients, masters and states of one rank's share are on the host (or on NVMe).
   bool optimizer_on_host() const { return stage > 0 && offload_optimizer.device != OffloadDevice::none; }
   bool parameters_on_host() const { return stage == 3 && offload_param.device != OffloadDevice::none; }

@@ -26,14 +26,42 @@ void check_numbers(const DeepSpeedJob& job) {
          "expected a divisor of the ranks");
 }
 
+/// What MiCS itself asserts, or cannot do (DeepSpeed 0.19.2: runtime/zero/mics.py, mics_utils.py).
+void check_mics(const DeepSpeedJob& job) {
+  const DeepSpeedConfig& config = job.config;
+  constexpr std::string_view kKey = "zero_optimization.mics_shard_size";
+  refuse(job.ranks % config.mics_ranks != 0, kKey, "expected a divisor of the ranks");
+  refuse(config.optimizer_on_host() && job.replicas() > 1, kKey,
+         "DeepSpeed stops: MiCS reduces gradients between groups on the GPU only (offload_optimizer)");
+  refuse(config.parameters_on_host(), kKey,
+         "MiCS gathers shards from where they lie: with offload_param from the host");
+  if (!config.mics_hierarchical) return;
+  constexpr std::string_view kHierarchical = "zero_optimization.mics_hierarchical_params_gather";
+  refuse(job.ranks_per_node < 1, kHierarchical, "expected to be told how many ranks share a node");
+  refuse(job.gather_nodes() < 2, kHierarchical, "DeepSpeed asserts that a group spans several nodes");
+  refuse(job.shard_ranks() % job.gather_nodes() != 0, kHierarchical, "expected groups of whole nodes");
+}
+
+/// ZeRO++. Gradients are quantized between nodes only (stage3.__avg_scatter_grads); MiCS is given neither.
+void check_quantized(const DeepSpeedJob& job) {
+  const DeepSpeedConfig& config = job.config;
+  const bool one_node = job.ranks_per_node > 0 && job.ranks < 2 * job.ranks_per_node;
+  const bool reduces = config.stage == 3 && config.quantized_gradients && !config.mics() && !one_node;
+  refuse(reduces, "zero_optimization.zero_quantized_gradients", kNoRule);
+  refuse(config.stage == 3 && config.quantized_gradients && !config.reduce_scatter,
+         "zero_optimization.zero_quantized_gradients", "DeepSpeed asserts reduce_scatter");
+  refuse(config.quantized_weights && !config.mics() && config.parameters_on_host(),
+         "zero_optimization.zero_quantized_weights", "with offload_param: its memory is not modelled");
+  refuse(config.quantized_nontrainable, "zero_optimization.zero_quantized_nontrainable_weights", kNoRule);
+}
+
 }  // namespace
 
 void check(const DeepSpeedJob& job) {
   check_numbers(job);
   const DeepSpeedConfig& config = job.config;
-  refuse(config.mics_ranks > 0, "zero_optimization.mics_shard_size", kNoRule);
-  refuse(config.quantized_weights, "zero_optimization.zero_quantized_weights", kNoRule);
-  refuse(config.quantized_gradients, "zero_optimization.zero_quantized_gradients", kNoRule);
+  if (config.mics()) check_mics(job);
+  check_quantized(job);
   refuse(config.zenflow, "zero_optimization.zenflow", kNoRule);
   refuse(config.offload_optimizer.super_offload, "offload_optimizer.super_offload", kNoRule);
   refuse(config.offload_optimizer.ratio < 1, "offload_optimizer.ratio", kNoRule);
@@ -77,6 +105,16 @@ int deepspeed_worst_rank(const EagerStep& step, const DeepSpeedJob& job) {
     if (std::pair(touching[rank], largest[rank]) > std::pair(touching[worst], largest[worst])) worst = rank;
   }
   return static_cast<int>(worst);
+}
+
+bool deepspeed_flattens_on_host(const EagerStep& step, const DeepSpeedJob& job, Bytes room) {
+  if (job.config.stage != 1 && job.config.stage != 2) return false;
+  std::int64_t loaded = 0, flat = 0;
+  for (const EagerParameter& parameter : step.parameters) {
+    loaded += parameter.elements;
+    if (parameter.trainable) flat += parameter.elements;
+  }
+  return bytes_of(loaded + flat, job.config.precision) > room;
 }
 
 }  // namespace zeroplan

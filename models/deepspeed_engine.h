@@ -20,9 +20,19 @@ struct DeepSpeedJob {
   int rank = 0;  // whose memory: at stages 1 and 2 ranks own different slices
   int accumulation = 1;
   bool zero_init = false;  // the model is built under deepspeed.zero.Init (stage 3)
+  /// Stages 1 and 2 put the flat weights together in host memory, which a card without room for them beside the loaded
+  /// model needs (deepspeed.md 4.1; releases before that choice always did).
+  bool flattens_on_host = false;
+  int ranks_per_node = 0;  // 0: not told; only hierarchical gathers of MiCS ask
+
+  /// Ranks over which parameters, gradients and states are sharded.
+  int shard_ranks() const { return config.mics() ? static_cast<int>(config.mics_ranks) : ranks; }
+  int replicas() const { return ranks / shard_ranks(); }
+  /// Nodes that a group spans for MiCS's hierarchical gathers (mics_utils._generate_mics_config).
+  int gather_nodes() const { return ranks_per_node > 0 ? shard_ranks() / ranks_per_node : 0; }
 };
 
-/// Throws InputError naming the key for combinations that no rule covers (MiCS, quantized collectives, ZenFlow,
+/// Throws InputError naming the key for combinations that no rule covers (quantized collectives, ZenFlow,
 /// sequence parallelism, autocast, ...), and where DeepSpeed itself would refuse. Never approximates silently.
 void check(const DeepSpeedJob& job);
 
@@ -36,6 +46,10 @@ int deepspeed_steady_steps(const DeepSpeedJob& job);
 /// The rank whose slices need most, at stages 1 and 2: the largest sum of parameters that touch its partition, then the
 /// largest slice, then the lowest rank. 0 at the other stages, where only padding differs.
 int deepspeed_worst_rank(const EagerStep& step, const DeepSpeedJob& job);
+
+/// Whether DeepSpeed puts the flat weights of stages 1 and 2 together on the host: a card with `room` (context and
+/// libraries taken off) is too small for them beside the loaded model.
+bool deepspeed_flattens_on_host(const EagerStep& step, const DeepSpeedJob& job, Bytes room);
 
 /// What a rank keeps in host memory (engine-rules.md 2.13), the process itself aside.
 std::vector<HostBuffer> deepspeed_host_memory(const EagerStep& step, const DeepSpeedJob& job);

@@ -11,16 +11,24 @@ ParameterFetcher::ParameterFetcher(const EagerStep& step, const DeepSpeedJob& jo
       tape_(tape),
       stream_(job.config.overlap_comm ? Stream::gather : Stream::compute),
       pool_(job.config.overlap_comm ? Pool::gather : Pool::compute),
-      weight_size_(size_of(job.config.precision)) {
+      weight_size_(size_of(job.config.precision)),
+      shard_ranks_(job.shard_ranks()),
+      quantizes_(job.config.quantized_weights && !job.config.mics()),
+      holds_weights_(job.config.mics() && !job.zero_init) {
   std::int64_t persistent = 0;
   for (const EagerParameter& parameter : step.parameters) {
     Parameter& p = parameters_.emplace_back();
     p.elements = parameter.elements;
-    p.shard = ceil_div(parameter.elements, job.ranks);
+    p.shard = ceil_div(parameter.elements, shard_ranks_);
     p.trainable = parameter.trainable;
     p.persistent =
         p.elements <= job.config.param_persistence && persistent + p.elements <= job.config.model_persistence;
     if (p.persistent) persistent += p.elements;
+  }
+  bool backward = false;
+  for (const EagerEvent& event : step.events) {
+    backward = backward || event.kind == EagerEventKind::forward_end;
+    if (backward && event.kind == EagerEventKind::forward_pre) runs_again_.insert(event.id);
   }
 }
 
@@ -41,13 +49,14 @@ void ParameterFetcher::begin_micro_step() {
 
 // --- gathers ---------------------------------------------------------------------------------------------------------
 
-/// With hpZ a parameter that has a secondary shard is gathered inside its small group.
+/// With hpZ a parameter that has a secondary shard is gathered inside its small group; with MiCS every one.
 Group ParameterFetcher::group_of(const Parameter& parameter) const {
+  if (job_.config.mics()) return Group::shard;
   return parameter.secondary == kNoBuffer ? Group::all : Group::shard;
 }
 
 std::int64_t ParameterFetcher::gathered_bytes(const Parameter& parameter) const {
-  return parameter.shard * job_.ranks * weight_size_;
+  return parameter.shard * shard_ranks_ * weight_size_;
 }
 
 void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
@@ -57,7 +66,7 @@ void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
       const Parameter& parameter = parameters_[p];
       if (parameter.state == State::sharded && group_of(parameter) == group) of_group.push_back(p);
     }
-    if (job_.config.allgather_sequential) {
+    if (job_.config.sequential_gathers()) {
       for (const std::size_t p : of_group) start_flight({p});
     } else if (!of_group.empty()) {
       start_flight(of_group);
@@ -66,7 +75,7 @@ void ParameterFetcher::gather(const std::vector<std::size_t>& wanted) {
 }
 
 /// A shard that lies on the host gets a buffer on the GPU.
-TapeId ParameterFetcher::bring_up_shard(const Parameter& parameter, Pool pool) {
+TapeId ParameterFetcher::bring_up_shard(const Parameter& parameter, Stream stream, Pool pool) {
   const std::int64_t size = parameter.shard * weight_size_;
   const auto bytes = Bytes(static_cast<double>(size));
   const TapeId up =
@@ -75,30 +84,32 @@ TapeId ParameterFetcher::bring_up_shard(const Parameter& parameter, Pool pool) {
     tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, bytes});
     tape_.host_waits(Stream::nvme_read);
   }
-  tape_.work(stream_, Copy{Memory::pinned, Memory::hbm, bytes}, {{up, Access::write}});
+  tape_.work(stream, Copy{Memory::pinned, Memory::hbm, bytes}, {{up, Access::write}});
   return up;
 }
 
-std::vector<TapeId> ParameterFetcher::bring_up(const std::vector<std::size_t>& wanted, Pool pool) {
+std::vector<TapeId> ParameterFetcher::bring_up(const std::vector<std::size_t>& wanted) {
   std::vector<TapeId> shards;
   if (!job_.config.parameters_on_host()) return shards;
-  for (const std::size_t p : wanted) shards.push_back(bring_up_shard(parameters_[p], pool));
+  for (const std::size_t p : wanted) shards.push_back(bring_up_shard(parameters_[p], stream_, pool_));
   tape_.host_waits(stream_);
   return shards;
 }
 
 /// With one rank there is nothing to gather: the parameter is its shard, or that one's copy on the GPU.
 void ParameterFetcher::start_without_gather(const std::vector<std::size_t>& wanted) {
-  const std::vector<TapeId> copies = bring_up(wanted, pool_);
+  const std::vector<TapeId> copies = bring_up(wanted);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     parameters_[wanted[i]].full = copies.empty() ? kNoBuffer : copies[i];
   }
-  in_flight(wanted, kNoBuffer);
+  in_flight(wanted, {kNoBuffer, kNoBuffer, kNoBuffer, wanted, 0, false});
 }
 
 /// One parameter is received where it will stay, several in one flat buffer.
 void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
+  if (job_.config.mics()) return start_mics_flight(wanted);
   if (job_.ranks == 1) return start_without_gather(wanted);
+  if (quantizes_) return start_quantized_flight(wanted);
   const bool single = wanted.size() == 1;
   const Parameter& first = parameters_[wanted.front()];
   std::int64_t bytes = 0;
@@ -106,19 +117,19 @@ void ParameterFetcher::start_flight(const std::vector<std::size_t>& wanted) {
   for (const std::size_t p : wanted) {
     bytes += gathered_bytes(parameters_[p]);
     collective.elements += parameters_[p].elements;
-    collective.padded += parameters_[p].shard * job_.ranks;
+    collective.padded += parameters_[p].shard * shard_ranks_;
   }
   const auto block = static_cast<std::int16_t>(tape_.block());
   const BufferRole role = single ? BufferRole::weights : BufferRole::weight_staging;
   const TapeId buffer = tape_.alloc({bytes, pool_, role, Owner::parameters, block});
-  std::vector<TapeId> shards = bring_up(wanted, pool_);
+  const std::vector<TapeId> shards = bring_up(wanted);
   tape_.work(stream_, collective, {{buffer, Access::write}});
   for (const TapeId shard : shards) tape_.free(shard);
-  in_flight(wanted, buffer);
+  in_flight(wanted, {buffer, kNoBuffer, kNoBuffer, wanted, 0, false});
 }
 
-void ParameterFetcher::in_flight(const std::vector<std::size_t>& wanted, TapeId buffer) {
-  flights_.push_back({buffer, wanted, 0, false});
+void ParameterFetcher::in_flight(const std::vector<std::size_t>& wanted, const Flight& flight) {
+  flights_.push_back(flight);
   for (const std::size_t p : wanted) {
     parameters_[p].state = State::in_flight;
     ++in_flight_;
@@ -131,15 +142,17 @@ void ParameterFetcher::wait_for(std::size_t p) {
   Parameter& parameter = parameters_[p];
   Flight& flight = flights_[static_cast<std::size_t>(parameter.flight)];
   if (flight.buffer == kNoBuffer) {
-    if (parameter.full != kNoBuffer && stream_ != Stream::compute) {
-      tape_.wait_written(Stream::compute, parameter.full);
-    }
+    if (parameter.full != kNoBuffer && stream_ != Stream::compute) tape_.wait_written(Stream::compute, parameter.full);
+  } else if (flight.parameters.size() == 1 && quantizes_) {
+    dequantize_one(p, flight);
   } else if (flight.parameters.size() == 1) {
     parameter.full = flight.buffer;
     if (stream_ != Stream::compute) tape_.wait_written(Stream::compute, flight.buffer);
   } else {
     if (!flight.copied) copy_out(flight);
-    if (++flight.waited == static_cast<int>(flight.parameters.size())) tape_.free(flight.buffer);
+    if (++flight.waited == static_cast<int>(flight.parameters.size())) {
+      for (const TapeId buffer : {flight.buffer, flight.scales, flight.dequantized}) tape_.free(buffer);
+    }
   }
   parameter.state = State::available;
   parameter.flight = -1;
@@ -150,14 +163,25 @@ void ParameterFetcher::wait_for(std::size_t p) {
 /// compute here, because gathers issued since are not waited for.
 void ParameterFetcher::copy_out(Flight& flight) {
   if (stream_ != Stream::compute) tape_.wait_written(Stream::compute, flight.buffer);
+  if (quantizes_) dequantize_all(flight);
+  const TapeId source = quantizes_ ? flight.dequantized : flight.buffer;
   std::vector<std::size_t> order = flight.parameters;
   std::sort(order.begin(), order.end());
   for (const std::size_t p : order) {
     Parameter& parameter = parameters_[p];
     const std::int64_t bytes = parameter.elements * weight_size_;
-    parameter.full =
-        tape_.alloc({bytes, pool_, BufferRole::weights, Owner::parameters, static_cast<std::int16_t>(tape_.block())});
-    tape_.pass(Stream::compute, 2 * bytes, {{flight.buffer, Access::read}, {parameter.full, Access::write}});
+    const auto block = static_cast<std::int16_t>(tape_.block());
+    const TapeId half =
+        quantizes_ && job_.config.precision != DType::fp16  // put together in fp16, then cast
+            ? tape_.alloc({2 * parameter.elements, pool_, BufferRole::weight_staging, Owner::buffers, block})
+            : kNoBuffer;
+    if (half != kNoBuffer) {
+      tape_.pass(Stream::compute, 4 * parameter.elements, {{source, Access::read}, {half, Access::write}});
+    }
+    parameter.full = tape_.alloc({bytes, pool_, BufferRole::weights, Owner::parameters, block});
+    tape_.pass(Stream::compute, 2 * bytes,
+               {{half != kNoBuffer ? half : source, Access::read}, {parameter.full, Access::write}});
+    tape_.free(half);
   }
   flight.copied = true;
 }
@@ -208,7 +232,7 @@ void ParameterFetcher::follow_trace(int module) {
 
 /// As much of what comes next as the bucket and max_live_parameters allow; the last one may overshoot.
 void ParameterFetcher::prefetch() {
-  const std::int64_t bucket = job_.config.allgather_sequential ? 1 : job_.config.prefetch_bucket;  // one parameter
+  const std::int64_t bucket = job_.config.sequential_gathers() ? 1 : job_.config.prefetch_bucket;  // one parameter
   const std::int64_t budget = std::min(job_.config.max_live - available_, bucket);
   std::vector<std::size_t> wanted;
   std::int64_t size = 0;
@@ -262,8 +286,38 @@ void ParameterFetcher::release(int module, bool forward) {
   }
   for (const int p : mine) {
     at(p).users.erase(module);
-    if (given_up.count(p) != 0 && at(p).users.empty()) give_up(static_cast<std::size_t>(p));
+    if (given_up.count(p) == 0 || !at(p).users.empty()) continue;
+    give_up(static_cast<std::size_t>(p), autograd_holds(module, forward) ? module : -1);
   }
+  if (forward) return;
+  for (const TapeId buffer : held_[module]) drop(buffer);
+  held_.erase(module);
+}
+
+/// Up to DeepSpeed 0.19.3 a model that was not built under zero.Init (MiCS_Init) multiplies with torch's own linear:
+/// autograd saves a view of the gathered weight, so that giving it up in forward frees nothing until backward has used
+/// it. The first forward of a checkpointed block records nothing.
+bool ParameterFetcher::autograd_holds(int module, bool forward) const {
+  if (!holds_weights_ || !forward) return false;
+  if (step_.modules[static_cast<std::size_t>(module)].type != "Linear") return false;
+  return in_backward_ || runs_again_.count(module) == 0;
+}
+
+/// The block stays in the gather stream's pool until the compute stream has passed (record_stream). hpZ's secondary
+/// shard is made before. `holder`: the module whose backward still needs it.
+void ParameterFetcher::give_up(std::size_t p, int holder) {
+  Parameter& parameter = parameters_[p];
+  if (parameter.state != State::available) return;
+  make_secondary(p);
+  tape_.record_stream(parameter.full, Stream::compute);
+  if (holder < 0) {
+    drop(parameter.full);
+  } else {
+    held_[holder].push_back(parameter.full);
+  }
+  parameter.full = kNoBuffer;
+  parameter.state = State::sharded;
+  available_ -= parameter.elements;
 }
 
 void ParameterFetcher::hold(int parameter, int number) {
@@ -294,24 +348,17 @@ void ParameterFetcher::drop(TapeId full) {
   }
 }
 
-/// The block stays in the gather stream's pool until the compute stream has passed (record_stream).
-void ParameterFetcher::give_up(std::size_t p) {
-  Parameter& parameter = parameters_[p];
-  if (parameter.state != State::available) return;
-  tape_.record_stream(parameter.full, Stream::compute);
-  drop(parameter.full);
-  parameter.full = kNoBuffer;
-  parameter.state = State::sharded;
-  available_ -= parameter.elements;
-  if (job_.config.hpz_ranks <= 1 || parameter.secondary != kNoBuffer) return;
-  const std::int64_t elements = ceil_div(parameter.shard * job_.ranks, job_.config.hpz_ranks);
-  parameter.secondary = tape_.alloc({elements * weight_size_, Pool::compute, BufferRole::weight_shard,
-                                     Owner::parameters, static_cast<std::int16_t>(tape_.block())});
-  tape_.pass(Stream::compute, 2 * elements * weight_size_, {{parameter.secondary, Access::write}});
-}
-
 void ParameterFetcher::end_backward() {
   in_backward_ = false;
+  for (const auto& [module, buffers] : held_) {
+    for (const TapeId buffer : buffers) drop(buffer);
+  }
+  held_.clear();
+  if (job_.config.mics()) {  // 0.19.2 leaves them to the next forward or to the step
+    open_backwards_.clear();
+    recomputed_.clear();
+    return;
+  }
   while (!open_backwards_.empty()) {
     const int module = open_backwards_.back();
     open_backwards_.pop_back();
@@ -336,18 +383,14 @@ void ParameterFetcher::release_all() {
 
 void ParameterFetcher::gather_persistent() {
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
-    Parameter& parameter = parameters_[p];
-    if (!parameter.persistent) continue;
-    start_flight({p});
-    wait_for(p);
+    if (parameters_[p].persistent) gather_alone(p);
   }
-  tape_.host_waits(stream_);
+  tape_.host_waits(Stream::compute);
 }
 
 void ParameterFetcher::visit(std::size_t parameter) {
   if (parameters_[parameter].state != State::sharded) return;
-  start_flight({parameter});
-  wait_for(parameter);
+  gather_alone(parameter);
   give_up(parameter);
 }
 

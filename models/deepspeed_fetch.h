@@ -31,6 +31,7 @@ class ParameterFetcher {
   void gather_persistent();
   /// One parameter gathered and given up again, as initialize does for each trainable one.
   void visit(std::size_t parameter);
+  void make_secondary(std::size_t parameter);
   void drop_secondary_shards();
   /// A graph keeps the parameter's gathered buffer: given up meanwhile, it is freed by the last let_go().
   void hold(int parameter, int number);
@@ -48,31 +49,45 @@ class ParameterFetcher {
     int last_use = -1;             // position in the trace for which it was last fetched or promised
     std::set<int> users;           // modules that are at work with it
   };
-  /// One all-gather. Several parameters share a flat buffer until the last of them has been waited for.
+  /// One all-gather. Several parameters share a flat buffer until the last of them has been waited for; under MiCS
+  /// there is none: each is received where it will stay.
   struct Flight {
     TapeId buffer = kNoBuffer;
+    TapeId scales = kNoBuffer, dequantized = kNoBuffer;  // of 8-bit weights: for each group; all in fp16
     std::vector<std::size_t> parameters;
     int waited = 0;
     bool copied = false;
   };
+  /// What a rank contributes to a gather, and how many do.
+  struct Part {
+    std::int64_t elements = 0;
+    int ranks = 1;
+  };
+  Part part_of(const Parameter& parameter) const;
   const std::vector<int>& own(int module) const { return step_.modules[static_cast<std::size_t>(module)].parameters; }
   Parameter& at(int parameter) { return parameters_[static_cast<std::size_t>(parameter)]; }
   bool traced() const { return !trace_.empty(); }
   Group group_of(const Parameter& parameter) const;
   std::int64_t gathered_bytes(const Parameter& parameter) const;
+  void in_flight(const std::vector<std::size_t>& wanted, const Flight& flight);
 
   void gather(const std::vector<std::size_t>& wanted);
   void start_flight(const std::vector<std::size_t>& wanted);
-  TapeId bring_up_shard(const Parameter& parameter, Pool pool);
-  std::vector<TapeId> bring_up(const std::vector<std::size_t>& wanted, Pool pool);
+  void start_mics_flight(const std::vector<std::size_t>& wanted);
+  void start_quantized_flight(const std::vector<std::size_t>& wanted);
+  void dequantize_one(std::size_t parameter, Flight& flight);
+  void dequantize_all(Flight& flight);
+  void gather_alone(std::size_t parameter);
+  bool autograd_holds(int module, bool forward) const;
+  TapeId bring_up_shard(const Parameter& parameter, Stream stream, Pool pool);
+  std::vector<TapeId> bring_up(const std::vector<std::size_t>& wanted);
   void start_without_gather(const std::vector<std::size_t>& wanted);
-  void in_flight(const std::vector<std::size_t>& wanted, TapeId buffer);
   void wait_for(std::size_t parameter);
   void copy_out(Flight& flight);
   void follow_trace(int module);
   void prefetch();
   const std::vector<int>& releasable(int module);
-  void give_up(std::size_t parameter);
+  void give_up(std::size_t parameter, int holder = -1);
   void drop(TapeId full);
 
   const EagerStep& step_;
@@ -81,6 +96,7 @@ class ParameterFetcher {
   Stream stream_;
   Pool pool_;
   std::int64_t weight_size_;
+  int shard_ranks_;
   std::vector<Parameter> parameters_;
   std::vector<Flight> flights_;
   int in_flight_ = 0;           // parameters
@@ -102,6 +118,10 @@ class ParameterFetcher {
   std::map<int, TapeId> holds_;              // by number
   std::vector<int> open_backwards_;          // modules whose backward runs
   std::map<int, std::set<int>> recomputed_;  // frozen parameters fetched by recomputation inside one
+  bool quantizes_;                           // gathers of the hooks carry 8-bit weights
+  bool holds_weights_;                       // linears keep what they multiplied with: up to 0.19.3
+  std::set<int> runs_again_;                 // modules of which backward repeats the forward
+  std::map<int, std::vector<TapeId>> held_;  // by module, until its backward is over
 };
 
 }  // namespace zeroplan

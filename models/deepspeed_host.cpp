@@ -17,7 +17,7 @@ class HostList {
       : step_(step), job_(job), weight_size_(size_of(job.config.precision)) {
     for (const EagerParameter& parameter : step.parameters) {
       if (!parameter.trainable) continue;
-      owned_ += ceil_div(parameter.elements, job.ranks);
+      owned_ += ceil_div(parameter.elements, job.shard_ranks());
       largest_ = std::max(largest_, parameter.elements);
     }
   }
@@ -62,7 +62,7 @@ class HostList {
     const HostKind kind = pinned_if(config.offload_optimizer.pin_memory);
     const std::int64_t sum_size = size_of(config.grad_accum.value_or(config.precision));
     add("reduced gradients", sum_size * owned_, kind);
-    const std::vector<std::int64_t> groups = sub_groups(step_, job_.ranks, config.sub_group);
+    const std::vector<std::int64_t> groups = sub_groups(step_, job_.shard_ranks(), config.sub_group);
     if (config.optimizer_on_nvme()) {
       optimizer_swap_buffers(groups);
       return;
@@ -101,7 +101,7 @@ class HostList {
     add("weight shards", weight_size_ * owned_, HostKind::pinned);
     if (!config.offload_param.pin_memory) return;
     std::map<std::int64_t, std::int64_t> counts;
-    for (const EagerParameter& parameter : step_.parameters) ++counts[ceil_div(parameter.elements, job_.ranks)];
+    for (const EagerParameter& parameter : step_.parameters) ++counts[ceil_div(parameter.elements, job_.shard_ranks())];
     for (const auto& [elements, count] : counts) {
       add("cached pinned blocks of single shards", weight_size_ * elements, HostKind::pinned, count);
     }

@@ -31,6 +31,9 @@ class Stage12 final : public DeepSpeedStage {
   void reduce_bucket();
   int owners_in_bucket() const;
   void all_reduce();
+  bool sums_compactly() const { return fp32_sum_ && contiguous_; }
+  void make_sum();
+  void add_to_sum(DType reduced);
   void keep(const Pending& item);
   void keep_contiguous(const Pending& item);
   void offload(const Pending& item);
@@ -76,13 +79,14 @@ Stage12::Stage12(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tap
 
 void Stage12::initialize() {
   std::vector<TapeId> loaded = load_model();
-  weights(bytes(layout_.padded));
+  if (!job_.flattens_on_host) weights(bytes(layout_.padded));
   std::int64_t largest = 0;
   for (std::size_t p = 0; p < num_parameters(); ++p) {
     if (!trainable(p)) continue;
     tape_.free(loaded[p]);
     largest = std::max(largest, elements(p));
   }
+  if (job_.flattens_on_host) weights(bytes(layout_.padded));
   if (offload_) {
     resident(bytes(largest), BufferRole::gradient_staging, Owner::buffers);  // temp_grad_buffer_for_gpu_offload
     return;
@@ -164,6 +168,7 @@ void Stage12::all_reduce() {
     tape_.wait(Stream::compute, Stream::reduce);
     tape_.wait(Stream::reduce, Stream::compute);
   }
+  if (sums_compactly()) make_sum();
   const TapeId copy =
       copies ? staging(bytes(pending_elements_), BufferRole::gradient_staging, reduce_pool_) : kNoBuffer;
   if (copies) {
@@ -179,11 +184,32 @@ void Stage12::all_reduce() {
   }
   collective(reduce_stream_, CollectiveKind::all_reduce, Group::all, pending_elements_, pending_elements_,
              communication_, {{buffer, Access::read_write}});
+  if (sums_compactly()) add_to_sum(cast != kNoBuffer ? communication_ : type_);
   if (buffer != source) {
     tape_.pass(reduce_stream_, 2 * bytes(pending_elements_), {{buffer, Access::read}, {source, Access::write}});
   }
   tape_.free(cast);
   tape_.free(copy);
+}
+
+/// Made when the first owned slice is looked up: before the reduction's own buffers.
+void Stage12::make_sum() {
+  const bool owns = std::ranges::any_of(pending_, [&](const Pending& item) { return owned(item.parameter) > 0; });
+  if (!owns || sum_ != kNoBuffer) return;
+  sum_ = resident(fp32(layout_.partition), BufferRole::gradient_shard, Owner::gradients, reduce_pool_);
+}
+
+/// Each owned slice goes through an fp32 copy of itself, while the reduced bucket is still there.
+void Stage12::add_to_sum(DType reduced) {
+  for (const Pending& item : pending_) {
+    const std::int64_t slice = owned(item.parameter);
+    if (slice == 0) continue;
+    const TapeId cast =
+        reduced == DType::fp32 ? kNoBuffer : staging(fp32(slice), BufferRole::gradient_staging, reduce_pool_);
+    if (cast != kNoBuffer) tape_.pass(reduce_stream_, slice * (size_of(reduced) + 4), {{cast, Access::write}});
+    tape_.pass(reduce_stream_, 3 * fp32(slice), {{cast, Access::read}, {sum_, Access::read_write}});
+    tape_.free(cast);
+  }
 }
 
 void Stage12::reduce_bucket() {
@@ -220,12 +246,7 @@ void Stage12::keep_contiguous(const Pending& item) {
   if (owned(item.parameter) > 0) {
     if (offload_) {
       offload(item);
-    } else if (fp32_sum_) {
-      if (sum_ == kNoBuffer) {
-        sum_ = resident(fp32(layout_.partition), BufferRole::gradient_shard, Owner::gradients, reduce_pool_);
-      }
-      tape_.pass(reduce_stream_, 10 * owned(item.parameter), {{sum_, Access::read_write}});
-    } else {
+    } else if (!fp32_sum_) {
       if (owned_gradients_ == kNoBuffer) {
         owned_gradients_ =
             resident(bytes(touching_elements_), BufferRole::gradient_shard, Owner::gradients, reduce_pool_);

@@ -36,10 +36,12 @@ class Stage3 final : public DeepSpeedStage {
     std::size_t parameter = 0;
     TapeId storage = kNoBuffer;  // its own; kNoBuffer: copied into the bucket
   };
-  std::int64_t shard(std::size_t parameter) const { return ceil_div(elements(parameter), job_.ranks); }
+  std::int64_t shard(std::size_t parameter) const { return ceil_div(elements(parameter), job_.shard_ranks()); }
   void load_and_shard();
   void make_masters();
   void reduce_bucket();
+  void reduce_between_groups();
+  TapeId scale_bucket();
   TapeId interleave();
   void offload_partition(const Pending& item);
   bool stays_until_step(std::int64_t count) const;
@@ -54,6 +56,7 @@ class Stage3 final : public DeepSpeedStage {
 
   ParameterFetcher fetcher_;
   bool offload_, contiguous_;
+  Group group_;     // that shards
   DType sum_type_;  // of the accumulated gradients
   Stream reduce_stream_;
   Pool reduce_pool_;
@@ -70,10 +73,11 @@ Stage3::Stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape)
       fetcher_(step_, job_, tape_),
       offload_(job.config.optimizer_on_host()),
       contiguous_(job.config.contiguous_gradients),
+      group_(job.config.mics() ? Group::shard : Group::all),
       sum_type_(job.config.grad_accum.value_or(type_)),
       reduce_stream_(job.config.overlap_comm ? Stream::reduce : Stream::compute),
       reduce_pool_(job.config.overlap_comm ? Pool::reduce : Pool::compute),
-      groups_(sub_groups(step, job.ranks, job.config.sub_group)) {
+      groups_(sub_groups(step, job.shard_ranks(), job.config.sub_group)) {
   for (std::size_t p = 0; p < num_parameters(); ++p) {
     if (!trainable(p)) continue;
     owned_ += shard(p);
@@ -116,6 +120,7 @@ void Stage3::load_and_shard() {
   if (!job_.zero_init) loaded = load_model();
   std::vector<TapeId> shards(num_parameters(), kNoBuffer);
   for (std::size_t p = 0; p < num_parameters(); ++p) {
+    fetcher_.make_secondary(p);
     if (!on_host) shards[p] = resident(bytes(shard(p)), BufferRole::weight_shard, Owner::parameters);
     if (!loaded.empty()) tape_.free(loaded[p]);
   }
@@ -164,9 +169,9 @@ void Stage3::gradient(int parameter, TapeId storage) {
 
 /// The reduce-scatter's input: each parameter padded and cut by ranks, unless it is one that needs neither.
 TapeId Stage3::interleave() {
-  if (pending_.size() == 1 && elements(pending_.front().parameter) % job_.ranks == 0) return kNoBuffer;
+  if (pending_.size() == 1 && elements(pending_.front().parameter) % job_.shard_ranks() == 0) return kNoBuffer;
   std::int64_t padded = 0;
-  for (const Pending& item : pending_) padded += shard(item.parameter) * job_.ranks;
+  for (const Pending& item : pending_) padded += shard(item.parameter) * job_.shard_ranks();
   const TapeId copy = staging(padded * size_of(communication_), BufferRole::gradient_staging, reduce_pool_);
   tape_.pass(reduce_stream_, 2 * padded * size_of(communication_), {{bucket_, Access::read}, {copy, Access::write}});
   return copy;
@@ -175,19 +180,21 @@ TapeId Stage3::interleave() {
 void Stage3::reduce_bucket() {
   if (pending_.empty()) return;
   std::int64_t padded = 0;
-  for (const Pending& item : pending_) padded += shard(item.parameter) * job_.ranks;
+  for (const Pending& item : pending_) padded += shard(item.parameter) * job_.shard_ranks();
   TapeId cast = kNoBuffer;  // the bucket has the communication's type already
   if (communication_ != type_ && pending_.front().storage != kNoBuffer) {
     cast = staging(pending_elements_ * size_of(communication_), BufferRole::gradient_staging, reduce_pool_);
     tape_.pass(reduce_stream_, pending_elements_ * (weight_size_ + size_of(communication_)),
                {{bucket_, Access::read}, {cast, Access::write}});
   }
-  const bool scatters = job_.config.reduce_scatter;
+  // Otherwise the bucket is all-reduced in place; what does not lie in it is reduce-scattered whatever the key says.
+  const bool scatters = job_.config.reduce_scatter || !contiguous_ || pending_elements_ > job_.config.reduce_bucket;
   const TapeId copy = scatters ? interleave() : kNoBuffer;
   TapeId input = copy != kNoBuffer ? copy : cast != kNoBuffer ? cast : bucket_;
   if (input == bucket_ && pending_.front().storage != kNoBuffer) input = pending_.front().storage;
-  collective(reduce_stream_, scatters ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce, Group::all,
+  collective(reduce_stream_, scatters ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce, group_,
              pending_elements_, scatters ? padded : pending_elements_, communication_, {{input, Access::read_write}});
+  const TapeId scaled = scatters ? kNoBuffer : scale_bucket();
   for (const Pending& item : pending_) {
     if (offload_) {
       offload_partition(item);
@@ -197,10 +204,34 @@ void Stage3::reduce_bucket() {
     tape_.record_stream(item.storage, reduce_stream_);
     tape_.free(item.storage);
   }
+  if (now_.last && job_.replicas() > 1) reduce_between_groups();
+  tape_.free(scaled);
   tape_.free(copy);
   tape_.free(cast);
   pending_.clear();
   pending_elements_ = 0;
+}
+
+/// After an all-reduce: multiplied by gradient_predivide_factor, 1, into a copy; in the type of the sums in another.
+TapeId Stage3::scale_bucket() {
+  const std::int64_t size = pending_elements_ * size_of(communication_);
+  const TapeId scaled = staging(size, BufferRole::gradient_staging, reduce_pool_);
+  tape_.pass(reduce_stream_, 2 * size, {{bucket_, Access::read}, {scaled, Access::write}});
+  if (communication_ == sum_type_) return scaled;
+  const std::int64_t cast_size = pending_elements_ * size_of(sum_type_);
+  const TapeId cast = staging(cast_size, BufferRole::gradient_staging, reduce_pool_);
+  tape_.pass(reduce_stream_, size + cast_size, {{scaled, Access::read}, {cast, Access::write}});
+  tape_.free(scaled);
+  return cast;
+}
+
+/// MiCS, at the boundary: the bucket's part of the flat gradient buffer, scaled and all-reduced with the ranks that own
+/// the same part in other groups; one group call, in place.
+void Stage3::reduce_between_groups() {
+  std::int64_t count = 0;
+  for (const Pending& item : pending_) count += shard(item.parameter);
+  tape_.pass(reduce_stream_, 2 * count * size_of(sum_type_));
+  collective(reduce_stream_, CollectiveKind::all_reduce, Group::replica, count, count, sum_type_);
 }
 
 /// A partition travels to the host and, for the fp32 value at the boundary, back again.
@@ -317,12 +348,12 @@ void Stage3::update() {
   fetcher_.release_all();
   if (type_ == DType::fp16) {  // isinf and isnan maps over the whole gradient buffer
     if (!offload_) transient(3 * owned_, BufferRole::norm, Stream::compute);
-    agree(DType::u8);
+    agree(DType::u8, group_);
   }
   if (!offload_) {
     transient(8 * largest_shard_, BufferRole::norm, Stream::compute);
   }
-  for (std::size_t i = 0; i < groups_.size(); ++i) agree(DType::fp32);
+  for (std::size_t i = 0; i < groups_.size(); ++i) agree(DType::fp32, group_);
   if (job_.config.optimizer_on_nvme()) tape_.host_waits(Stream::nvme_write);  // gradients written in backward
   for (std::size_t i = 0; i < groups_.size(); ++i) update_sub_group(i);
   drop(small_gradients_);

@@ -86,8 +86,8 @@ void DeepSpeedStage::collective(Stream stream, CollectiveKind kind, Group group,
   tape_.work(stream, Collective{kind, group, count, padded, type}, operands);
 }
 
-void DeepSpeedStage::agree(DType type) {
-  collective(Stream::compute, CollectiveKind::all_reduce, Group::all, 1, 1, type);
+void DeepSpeedStage::agree(DType type, Group group) {
+  collective(Stream::compute, CollectiveKind::all_reduce, group, 1, 1, type);
   tape_.host_waits(Stream::compute);
 }
 

@@ -49,8 +49,8 @@ class DeepSpeedStage : public EngineHooks {
   void transient(std::int64_t size, BufferRole role, Stream stream, Pool pool = Pool::compute);
   void collective(Stream stream, CollectiveKind kind, Group group, std::int64_t count, std::int64_t padded, DType type,
                   std::initializer_list<TapeOperand> operands = {});
-  /// One number of all ranks, which the host waits for.
-  void agree(DType type);
+  /// One number of all ranks of the group, which the host waits for.
+  void agree(DType type, Group group = Group::all);
   /// Adam over so many elements, on the GPU or by the host's cores.
   void adam(std::int64_t count, bool on_host);
   /// The whole model as loaded: one buffer a parameter.

@@ -25,15 +25,23 @@ void EngineTape::free(TapeId buffer) {
   if (buffer != kNoBuffer) push(TapeKind::free).id = static_cast<std::uint32_t>(buffer);
 }
 
-void EngineTape::work(Stream stream, Work work, std::initializer_list<TapeOperand> operands) {
+void EngineTape::work(Stream stream, Work work, std::span<const TapeOperand> operands) {
+  run(stream, add_work(std::move(work)), operands);
+}
+
+std::uint32_t EngineTape::add_work(Work work) {
+  works_.push_back(std::move(work));
+  return static_cast<std::uint32_t>(works_.size() - 1);
+}
+
+void EngineTape::run(Stream stream, std::uint32_t work, std::span<const TapeOperand> operands) {
   const auto first = static_cast<std::uint32_t>(operands_.size());
   for (const TapeOperand& operand : operands) {
     if (operand.buffer != kNoBuffer) operands_.push_back(operand);
   }
-  works_.push_back(std::move(work));
   TapeOp& op = push(TapeKind::work);
   op.stream = stream;
-  op.id = static_cast<std::uint32_t>(works_.size() - 1);
+  op.id = work;
   op.first_operand = first;
   op.num_operands = static_cast<std::uint16_t>(operands_.size() - first);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "models/schedule.h"
@@ -74,7 +75,13 @@ class EngineTape {
   /// kNoBuffer is fine, so that a buffer that an option leaves out needs no condition.
   void free(TapeId buffer);
   /// Operands that are kNoBuffer are dropped.
-  void work(Stream stream, Work work, std::initializer_list<TapeOperand> operands = {});
+  void work(Stream stream, Work work, std::initializer_list<TapeOperand> operands = {}) {
+    this->work(stream, std::move(work), std::span(operands.begin(), operands.size()));
+  }
+  void work(Stream stream, Work work, std::span<const TapeOperand> operands);
+  /// The same in two parts, for a work that runs again and again: its index in works(), and one run of it.
+  std::uint32_t add_work(Work work);
+  void run(Stream stream, std::uint32_t work, std::span<const TapeOperand> operands = {});
   /// One pass over memory by a kernel: bytes read and written together.
   void pass(Stream stream, std::int64_t traffic, std::initializer_list<TapeOperand> operands = {});
   /// Later work of `waiter` starts after everything issued to `awaited` so far.
