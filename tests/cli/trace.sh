@@ -17,6 +17,16 @@ for name in batch_4_none pcie update_device states_nvme reduce_step; do
   timeout 120 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
   traces+=("$name.trace")
 done
+# Names that JSON must escape, and 200,000 events; 300 micro-steps, a million, were checked once (docs/simulator.md).
+python3 - "$examples/remedies/reduce_step.json" <<'PY' || { echo "FAILED: cannot make the long plan"; ((failed += 1)); }
+import json, sys
+plan = json.load(open(sys.argv[1]))
+plan["plan"]["accumulation"] = 60
+plan["machine"]["name"] = 'quotes " and \\ \u0001 \u2028 \U0001F600'
+plan["model"]["name"] = 'a"b\\c\nd'
+json.dump(plan, open("long.json", "w"))
+PY
+if timeout 120 "$zeroplan" simulate long.json --trace long.trace >/dev/null; then traces+=(long.trace); else echo "FAILED: long"; ((failed += 1)); fi
 python3 "$here/check_trace.py" "${traces[@]}" || ((failed += 1))
 
 # broken NAME PYTHON: the first trace with `e`, its events, changed is refused.
