@@ -287,7 +287,7 @@ void ParameterFetcher::release(int module, bool forward) {
   for (const int p : mine) {
     at(p).users.erase(module);
     if (given_up.count(p) == 0 || !at(p).users.empty()) continue;
-    give_up(static_cast<std::size_t>(p), autograd_holds(module, forward) ? module : -1);
+    give_up(static_cast<std::size_t>(p), autograd_holds(module, p, forward) ? module : -1);
   }
   if (forward) return;
   for (const TapeId buffer : held_[module]) drop(buffer);
@@ -297,8 +297,9 @@ void ParameterFetcher::release(int module, bool forward) {
 /// Up to DeepSpeed 0.19.3 a model that was not built under zero.Init (MiCS_Init) multiplies with torch's own linear:
 /// autograd saves a view of the gathered weight, so that giving it up in forward frees nothing until backward has used
 /// it. The first forward of a checkpointed block records nothing.
-bool ParameterFetcher::autograd_holds(int module, bool forward) const {
+bool ParameterFetcher::autograd_holds(int module, int parameter, bool forward) const {
   if (!holds_weights_ || !forward) return false;
+  if (step_.parameters[static_cast<std::size_t>(parameter)].shape.size() < 2) return false;  // a bias
   if (step_.modules[static_cast<std::size_t>(module)].type != "Linear") return false;
   return in_backward_ || runs_again_.count(module) == 0;
 }

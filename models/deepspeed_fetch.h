@@ -78,7 +78,7 @@ class ParameterFetcher {
   void dequantize_one(std::size_t parameter, Flight& flight);
   void dequantize_all(Flight& flight);
   void gather_alone(std::size_t parameter);
-  bool autograd_holds(int module, bool forward) const;
+  bool autograd_holds(int module, int parameter, bool forward) const;
   TapeId bring_up_shard(const Parameter& parameter, Stream stream, Pool pool);
   std::vector<TapeId> bring_up(const std::vector<std::size_t>& wanted);
   void start_without_gather(const std::vector<std::size_t>& wanted);
