@@ -140,8 +140,8 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
     tape.forward_end();
     tape.backward(loss);
     loss.drop();
-    logits.drop();
     step.events.push_back({EagerEventKind::backward_end, 0, -1, 0});
+    logits.drop();  // the caller's, who has not come back yet when an engine ends its backward
   }
   return step;
 }

@@ -117,6 +117,8 @@ Recorded read_recorded(const std::filesystem::path& path) {
   std::istringstream second(line);
   second >> word >> recorded.parameters >> word >> recorded.modules;
   while (std::getline(file, line)) recorded.lines.push_back(line);
+  // The recording marks the end of backward when its caller has dropped the output, the step when backward returns.
+  if (recorded.options.keeps_output) std::iter_swap(recorded.lines.end() - 1, recorded.lines.end() - 2);
   return recorded;
 }
 

@@ -69,7 +69,8 @@ TEST_CASE("Allocated memory of every measured FSDP2 run is predicted to 0.04 per
   CHECK(validation.unpredicted.empty());
   CHECK(validation.verdict_errors() == 0);
   check_allocated(validation, 41);
-  CHECK(table_of(validation, Measured::reserved).mean_error <= 0.01);
+  CHECK(table_of(validation, Measured::reserved).mean_error <= 0.004);
+  CHECK(table_of(validation, Measured::reserved).largest_error <= 0.04);
   CHECK(table_of(validation, Measured::host).largest_error <= 0.03);
 }
 
