@@ -26,10 +26,46 @@ Tensor CausalModel::forward(const Tensor& ids, const Tensor& labels, Tensor& log
   tape.forward_pre(root_);
   Tensor hidden = base(ids);
   logits = finish_logits(head_(hidden));
-  Tensor loss = causal_loss(*context_, logits, labels);
+  const bool megatron = context_->options.code == EagerCode::megatron;
+  Tensor loss = megatron ? vocab_parallel_loss(logits) : causal_loss(*context_, logits, labels);
   hidden.drop();
   tape.forward_post(root_, {&loss, &logits});
   return loss;
+}
+
+namespace {
+
+/// A loss in one autograd function that keeps `rows` [rows, vocab].
+Tensor row_loss(Tensor rows, Backward backward) {
+  Tape& tape = rows.tape();
+  const Ref<Node> node = tape.make_node(backward, {&rows});
+  if (node) tape.save(*node, rows);
+  Tensor losses = tape.allocate({rows.size(0)}, Element::fp32);
+  Tensor sums = tape.allocate({rows.size(0)}, Element::fp32);
+  tape.pointwise_kernel(2 * rows.bytes());
+  if (node) tape.save(*node, sums);
+  Tensor loss = tape.allocate({}, Element::fp32);  // their mean
+  tape.attach(loss, node);
+  drop(losses, sums, rows);
+  return loss;
+}
+
+Tensor as_rows(const Tensor& logits) { return view(logits, {logits.count() / logits.size(-1), logits.size(-1)}); }
+
+}  // namespace
+
+Tensor fused_loss(const Tensor& logits) {
+  return row_loss(as_rows(logits), [](BackwardCall& call) {
+    call.results[0] = call.tape.allocate(call.saved[0].sizes(), call.saved[0].type());
+    call.tape.pointwise_kernel(2 * call.saved[0].bytes());
+  });
+}
+
+Tensor vocab_parallel_loss(const Tensor& logits) {
+  return row_loss(to(as_rows(logits), Element::fp32), [](BackwardCall& call) {
+    call.results[0] = call.saved[0];
+    call.tape.pointwise_kernel(2 * call.saved[0].bytes());
+  });
 }
 
 Tensor plain_mask(const Context& context) {

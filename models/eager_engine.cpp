@@ -178,6 +178,7 @@ void Tape::recompute(CheckpointFrame& frame) {
   frame.packed = 0;
   frame.next_kept = 0;
   frame.matmuls = 0;
+  bring_back(frame);
   try {
     rerun(frame, frame.inputs);
   } catch (const StopRecomputation&) {
@@ -203,12 +204,29 @@ Tensors Tape::checkpoint(std::function<Tensors(const Tensors&)> function, Tensor
   Tensors outputs = frame->function(frame->inputs);
   hooks_ = hooks;
   frame_ = outer;
+  send_away(*frame);
   return outputs;
 }
 
 bool Tape::keeps_next_matmul() {
   if (!keeps_operators_ || hooks_ == SavedHooks::none) return false;
   return ++frame_->matmuls % 2 == 1;
+}
+
+void Tape::send_away(CheckpointFrame& frame) {
+  if (!offloads_checkpoints_) return;
+  Tensor& input = frame.inputs[0];
+  frame.away = true;
+  frame.away_sizes = input.sizes();
+  frame.away_type = input.type();
+  input.drop();
+}
+
+void Tape::bring_back(CheckpointFrame& frame) {
+  if (!frame.away) return;
+  frame.away = false;
+  frame.inputs[0] = allocate(frame.away_sizes, frame.away_type);
+  frame.inputs[0].impl().requires_grad = true;
 }
 
 void Tape::keep(const Tensor& out) { frame_->kept.push_back(alias(out, out.sizes(), out.strides())); }

@@ -96,30 +96,6 @@ class FoundryBlock {
   Linear up_, down_;
 };
 
-/// flash_attn's CrossEntropyLoss: keeps the logits and a sum a row; its backward makes a gradient as large as the
-/// logits.
-Tensor fused_loss(const Tensor& logits) {
-  Tape& tape = logits.tape();
-  const std::int64_t rows = logits.count() / logits.size(-1);
-  Tensor flat = view(logits, {rows, logits.size(-1)});
-  const Ref<Node> node = tape.make_node(
-      [](BackwardCall& call) {
-        const Tensor& saved = call.saved[0];
-        call.results[0] = call.tape.allocate(saved.sizes(), saved.type());
-        call.tape.pointwise_kernel(2 * saved.bytes());
-      },
-      {&flat});
-  if (node) tape.save(*node, flat);
-  Tensor losses = tape.allocate({rows}, Element::fp32);
-  Tensor sums = tape.allocate({rows}, Element::fp32);
-  tape.pointwise_kernel(flat.bytes());
-  if (node) tape.save(*node, sums);
-  Tensor loss = tape.allocate({}, Element::fp32);  // mean over rows, inside the function
-  tape.attach(loss, node);
-  drop(losses, sums, flat);
-  return loss;
-}
-
 class FoundryMpt : public EagerModel {
  public:
   explicit FoundryMpt(Context& context) : context_(&context) {

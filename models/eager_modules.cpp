@@ -287,8 +287,10 @@ Tensor apply_activation(const std::string& function, Tensor x) {
 }
 
 ActivationModule::ActivationModule(Context& context, const std::string& path, const std::string& function)
-    : context_(&context), function_(function) {
-  const auto* found = std::ranges::find(kActivations, function, &ActivationName::name);
+    : context_(&context),
+      // Megatron's tanh GELU is one jitted kernel, which keeps its input.
+      function_(context.options.code == EagerCode::megatron ? "gelu" : function) {
+  const auto* found = std::ranges::find(kActivations, function_, &ActivationName::name);
   if (found == std::end(kActivations)) {
     throw InputError(fmt::format("activation function: no eager graph is known for \"{}\"", function));
   }

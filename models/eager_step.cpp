@@ -61,8 +61,9 @@ void check_checkpointing(const EagerOptions& options) {
   if (options.checkpoint_every < 1) {
     throw InputError(fmt::format("eager step: checkpoint_every: expected 1 or more, got {}", options.checkpoint_every));
   }
-  if (options.keeps_operators && (!options.checkpointing || options.reentrant)) {
-    throw InputError("eager step: keeps_operators needs checkpointing that is not reentrant");
+  const bool plain = options.checkpointing && !options.reentrant;
+  if ((options.keeps_operators || options.offloads_checkpoints) && !plain) {
+    throw InputError("eager step: keeps_operators and offloads_checkpoints need checkpointing that is not reentrant");
   }
 }
 
@@ -85,7 +86,16 @@ void check_options(const ModelSpec& model, const EagerOptions& options) {
 
 std::unique_ptr<eager::EagerModel> make_model(eager::Context& context) {
   const std::string& family = context.model.family;
-  if (context.options.code != EagerCode::transformers) return make_llm_foundry(context);
+  switch (context.options.code) {
+    case EagerCode::transformers:
+      break;
+    case EagerCode::llm_foundry:
+    case EagerCode::llm_foundry_early:
+      return make_llm_foundry(context);
+    case EagerCode::megatron:
+      if (family != "gpt2") throw InputError("eager step: Megatron's GPT is known with the shape of gpt2 only");
+      break;
+  }
   if (const eager::DecoderStyle* style = eager::find_decoder_style(family)) return make_decoder(context, *style);
   if (family == "gpt2") return make_gpt2(context);
   if (family == "gpt_neox") return make_gpt_neox(context);
@@ -119,6 +129,7 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
     eager::Tape tape(step);
     eager::Context context{model, sizes, reader, options, step, tape, element_of(options.type), "", -1, 0};
     if (options.keeps_operators) tape.keep_operators();
+    if (options.offloads_checkpoints) tape.offload_checkpoints();
     if (options.zero3) tape.run_under_zero3();
     const bool adapts = options.lora_rank > 0;
     if (adapts) {  // peft's two wrappers

@@ -17,8 +17,9 @@ namespace zeroplan {
 enum class EagerAttention : std::uint8_t { sdpa, eager };
 
 /// Whose modules run. llm-foundry's MPT has fused attention and cross-entropy and, with amp_bf16, holds its output until
-/// the next step; `llm_foundry_early` is that of before May 2023: LayerNorm in fp32, PyTorch's cross-entropy.
-enum class EagerCode : std::uint8_t { transformers, llm_foundry, llm_foundry_early };
+/// the next step; `llm_foundry_early` is that of before May 2023: LayerNorm in fp32, PyTorch's cross-entropy. Megatron's
+/// GPT is taken for transformers' GPT-2 with its own loss, in which one fp32 buffer is logits, softmax and gradient.
+enum class EagerCode : std::uint8_t { transformers, llm_foundry, llm_foundry_early, megatron };
 
 struct EagerOptions {
   TokenShape tokens;           // micro-batch x sequence
@@ -29,6 +30,8 @@ struct EagerOptions {
   /// A checkpointed layer keeps every second matrix product and its attention (torchtitan's selective_ac_option "op"):
   /// recomputing starts from them.
   bool keeps_operators = false;
+  /// The inputs of checkpointed layers wait in host memory (DeepSpeed's cpu_checkpointing).
+  bool offloads_checkpoints = false;
   EagerCode code = EagerCode::transformers;
   EagerAttention attention = EagerAttention::sdpa;
   DType type = DType::bf16;    // of parameters and compute

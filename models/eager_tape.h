@@ -33,6 +33,10 @@ struct CheckpointFrame {
   Tensors kept;             // outputs of operators that selective checkpointing keeps, in order
   std::size_t next_kept = 0;
   int matmuls = 0;  // in this run of the region
+  /// inputs[0] went to the host when forward had run; comes back, as large, when the region runs again.
+  bool away = false;
+  Dims away_sizes;
+  Element away_type = Element::bf16;
   bool has_recomputed = false;
   static void destroy(CheckpointFrame* frame);
 };
@@ -131,10 +135,11 @@ class Tape {
   void forward_post(int module, const Tensors& outputs);
   void forward_end();
 
-  /// torch.utils.checkpoint of `function`, as the options say.
   /// Selective checkpointing: checkpointed regions keep every second matrix product and their attention
   /// (torchtitan's policy; torch.utils.checkpoint's create_selective_checkpoint_contexts).
   void keep_operators() { keeps_operators_ = true; }
+  /// The first input of a checkpointed region is kept in host memory (DeepSpeed's cpu_checkpointing).
+  void offload_checkpoints() { offloads_checkpoints_ = true; }
   /// In a region's forward: whether the next matrix product's output is kept; when it runs again: whether it was.
   bool keeps_next_matmul();
   bool keeps_attention() const { return keeps_operators_ && hooks_ != SavedHooks::none; }
@@ -152,6 +157,7 @@ class Tape {
   void run_under_zero3() { zero3_ = true; }
   bool under_zero3() const { return zero3_; }
 
+  /// torch.utils.checkpoint of `function`, as the options say.
   Tensors checkpoint(std::function<Tensors(const Tensors&)> function, Tensors inputs, std::size_t positional,
                      bool reentrant);
   void recompute(CheckpointFrame& frame);
@@ -181,21 +187,23 @@ class Tape {
   Tensor fit_gradient(Tensor grad, const Edge& edge);
   void deliver(const Edge& edge, Tensor& grad, GraphTask& task);
   Tensors checkpoint_reentrant(const Ref<CheckpointFrame>& frame);
-
-  EagerStep& step_;
+  void send_away(CheckpointFrame& frame);
+  void bring_back(CheckpointFrame& frame);
   void keep(const Tensor& out);
   Tensor take_kept();
   void hold(Tensor& kept);
+
+  EagerStep& step_;
   std::int32_t next_storage_ = 0;
   std::uint64_t next_sequence_ = 0;
   bool grad_enabled_ = true;
   Pass pass_ = Pass::forward;
   SavedHooks hooks_ = SavedHooks::none;
-  CheckpointFrame* frame_ = nullptr;
-  std::vector<Tensor> parameters_;
-  bool keeps_operators_ = false;
+  bool keeps_operators_ = false, offloads_checkpoints_ = false;
   bool zero3_ = false;
   std::int32_t next_hold_ = 0;
+  CheckpointFrame* frame_ = nullptr;
+  std::vector<Tensor> parameters_;
   std::vector<Ref<Node>> accumulators_;
   std::vector<Node*> dying_;
   bool burying_ = false;

@@ -47,14 +47,15 @@ struct EngineFitter::State {
   const ModelSpec& model;
   const MachineSpec& machine;
   double margin;
-  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t, EagerAttention, int, bool, EagerCode, bool>;
+  using Key = std::tuple<std::int64_t, std::int64_t, bool, DType, std::int64_t, EagerAttention, int, bool, bool,
+                         EagerCode, bool>;
   std::map<Key, EagerStep> steps;
   std::map<std::pair<int, DType>, MachineCostModel> costs;  // by shard ranks
 
   const EagerStep& step(const EngineWorkload& w, bool zero3 = false) {
     const EagerAttention attention = w.attention.value_or(usual_attention(model));
     const Key key{w.tokens.batch, w.tokens.seq_len,   w.checkpointing,   w.type, w.lora_rank,
-                  attention,      w.checkpoint_every, w.keeps_operators, w.code, zero3};
+                  attention,      w.checkpoint_every, w.keeps_operators, w.offloads_checkpoints, w.code, zero3};
     const auto found = steps.find(key);
     if (found != steps.end()) return found->second;
     EagerOptions options;
@@ -65,9 +66,11 @@ struct EngineFitter::State {
     options.lora_rank = w.lora_rank;
     options.checkpoint_every = w.checkpoint_every;
     options.keeps_operators = w.keeps_operators;
+    options.offloads_checkpoints = w.offloads_checkpoints;
     options.code = w.code;
     options.zero3 = zero3;
-    options.keeps_output = w.code != EagerCode::transformers;  // Composer's state.outputs
+    // Composer's state.outputs
+    options.keeps_output = w.code == EagerCode::llm_foundry || w.code == EagerCode::llm_foundry_early;
     return steps.emplace(key, eager_step(model, options)).first->second;
   }
 
@@ -127,6 +130,9 @@ EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWor
   job.zero_init = config.stage == 3;  // launch.sh asks for it
   check(job);
   job.rank = deepspeed_worst_rank(step, job);
+  const EngineEnvironment outside;
+  job.flattens_on_host = deepspeed_flattens_on_host(
+      step, job, state_->machine.gpu.memory * (1 - state_->margin) - outside.context - outside.libraries);
   EngineFit fit = state_->fit(w, w.ranks, [&](const EngineEnvironment& environment) {
     return predict_deepspeed(step, w.tokens, job, environment);
   });

@@ -37,6 +37,7 @@ struct EngineWorkload {
   std::optional<EagerAttention> attention = std::nullopt;  // none: usual_attention()
   int checkpoint_every = 1;
   bool keeps_operators = false;
+  bool offloads_checkpoints = false;
   EagerCode code = EagerCode::transformers;
 };
 

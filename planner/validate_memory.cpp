@@ -34,27 +34,34 @@ void refuse_what_memory_lacks(const Cells& cells, const EngineTimeRun& run) {
   if (run.fp8) throw InputError("fp8: its casts are not in the graph");
   if (run.stack == KernelStack::compiled_blocks || run.stack == KernelStack::compiled_graph)
     throw InputError("torch.compile keeps other tensors than eager PyTorch");
-  if (run.offload_activations || cells.contains("extra_notes", "activation CPU offload"))
-    throw InputError("activation offload");
   if (run.offload_optimizer == OffloadedOptimizer::states) throw InputError("states on the host, update on the GPU");
   if (cells.contains("extra_notes", "chunked cross")) throw InputError("cross-entropy in chunks");
   if (cells.contains("offload_optimizer", "nvme") || cells.contains("offload_param", "nvme"))
     throw InputError("where NVMe takes over is not stated");
+  if (cells.contains("framework", "Liger")) throw InputError("Liger's fused loss and layers");
+  for (const std::string_view maximum : {"max source/target", "variable-length", "lengths may be shorter"})
+    if (cells.contains("extra_notes", maximum))
+      throw InputError("the sequence is a maximum, real lengths are not stated");
   if (run.zero_plus_plus) throw InputError("ZeRO++: quantized collectives");
 }
 
 EagerCode code_of(KernelStack stack) {
   if (stack == KernelStack::composer) return EagerCode::llm_foundry;
+  if (stack == KernelStack::megatron) return EagerCode::megatron;
   return stack == KernelStack::composer_fp32 ? EagerCode::llm_foundry_early : EagerCode::transformers;
 }
 
 void set_recompute(const Cells& cells, Lowered& row) {
   EngineWorkload& w = row.workload;
-  const bool stated = cells.stated("activation_checkpointing") || cells.stated("hfu");
-  const TimedRecompute recompute = stated ? row.step.run.recompute : TimedRecompute::full;
-  if (!stated) row.assumed += "checkpointing; ";
+  const bool stated = cells.stated("activation_checkpointing") || cells.contains("extra_notes", "no checkpointing");
+  const bool trainer = cells.contains("framework", "HF Trainer");  // off unless asked for
+  const TimedRecompute recompute = stated    ? row.step.run.recompute
+                                   : trainer ? TimedRecompute::none
+                                             : TimedRecompute::full;
+  if (!stated && !trainer) row.assumed += "checkpointing; ";
   w.checkpointing = recompute != TimedRecompute::none;
   w.keeps_operators = recompute == TimedRecompute::selective;
+  w.offloads_checkpoints = row.step.run.offload_activations && w.checkpointing;
   w.checkpoint_every = recompute == TimedRecompute::second_layer ? 2 : 1;
 }
 
@@ -71,7 +78,7 @@ void set_workload(const Cells& cells, Lowered& row) {
   w.ranks = run.ranks;
   w.type = run.type;
   w.code = code_of(run.stack);
-  if (w.code != EagerCode::transformers) {
+  if (w.code == EagerCode::llm_foundry || w.code == EagerCode::llm_foundry_early) {
     w.attention = EagerAttention::sdpa;
   } else if (run.attention == AttentionSoftware::unfused) {
     w.attention = EagerAttention::eager;
@@ -95,7 +102,16 @@ Lowered lowered(const CsvTable& table, const CsvTable::Row& source, PublishedRow
   return row;
 }
 
-std::string deepspeed_text(const EngineTimeRun& run) {
+/// Of DeepSpeed; HF Trainer and what stands on it ship configurations whose bucket sizes are "auto".
+std::string deepspeed_text(const Cells& cells, const EngineTimeRun& run) {
+  const std::string& framework = cells.text("framework");
+  const bool automatic = framework.starts_with("HF Trainer") || framework.starts_with("ms-swift") ||
+                         framework.starts_with("LLaMA-Factory");
+  const std::string buckets = !automatic ? ""
+                              : run.stage < 3
+                                  ? R"(, "reduce_bucket_size": "auto")"
+                                  : R"(, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+                                 "stage3_param_persistence_threshold": "auto")";
   const std::string precision =
       run.type == DType::fp32 ? "" : fmt::format(R"("{}": {{"enabled": true}}, )", to_string(run.type));
   const std::string optimizer =
@@ -103,9 +119,9 @@ std::string deepspeed_text(const EngineTimeRun& run) {
   const std::string parameters = run.offload_parameters ? R"(, "offload_param": {"device": "cpu"})" : "";
   return fmt::format(
       R"({{{}"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
-          "zero_optimization": {{"stage": {}{}{}}}}})",
+          "zero_optimization": {{"stage": {}{}{}{}}}}})",
       precision, std::max<std::int64_t>(run.tokens.batch, 1), std::max<std::int64_t>(run.accumulation, 1), run.stage,
-      optimizer, parameters);
+      optimizer, parameters, buckets);
 }
 
 /// FSDP1 is taken for FSDP2: the same units, types, gathers and reductions (docs/accuracy.md). Stage 0 is DDP, of which
@@ -144,7 +160,7 @@ class Fits {
       fitter_ = std::make_unique<EngineFitter>(*model_, machine_, margin_);
     }
     if (step.run.engine == TimedEngine::deepspeed)
-      return fitter_->deepspeed_text(deepspeed_text(step.run), row.workload);
+      return fitter_->deepspeed_text(deepspeed_text(cells, step.run), row.workload);
     const Fsdp2Options options = fsdp_options(cells, row);
     return fitter_->fsdp2(options, row.workload);
   }
@@ -187,9 +203,10 @@ std::optional<Comparison> comparison_of(const Cells& cells, const Lowered& row, 
   comparison.line = row.step.line;
   comparison.row = row.step.row;
   comparison.measured = Bytes(cells.number("peak_mem_gib") * kGiB);
-  comparison.predicted = *counter == Measured::published_allocated  ? fit.allocated
-                         : *counter == Measured::published_reserved ? fit.reserved
-                                                                    : fit.device();
+  comparison.predicted = *counter == Measured::published_allocated ? fit.allocated
+                         : *counter == Measured::published_reserved
+                             ? fit.reserved
+                             : std::min(fit.device(), row.step.machine.gpu.memory);
   return comparison;
 }
 

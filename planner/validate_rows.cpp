@@ -10,6 +10,7 @@
 #include "models/model_spec.h"
 #include "planner/engine_prediction.h"
 #include "planner/row_values.h"
+#include "planner/validate_user_cases.h"
 
 namespace zeroplan {
 namespace {
@@ -309,6 +310,7 @@ RowPredictor::Answer RowPredictor::predict(const JsonValue& row, std::string_vie
   if (row.find("saved") != nullptr && row.find("fwd_peak") != nullptr) {
     return {describe(row), activations(row), {}};
   }
+  if (is_user_case(row)) return {describe(row), {}, {user_case_verdict(row, text, margin_)}};
   if (row.find("peaks") == nullptr) {
     throw InputError("no columns of data/groundtruth (peaks) or data/activations (saved, fwd_peak, bwd_peak)");
   }

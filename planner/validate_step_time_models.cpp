@@ -104,6 +104,20 @@ nlohmann::ordered_json gated_config(const Cells& cells) {
   return config;
 }
 
+nlohmann::ordered_json pythia_config(const Cells& cells) {
+  nlohmann::ordered_json config;
+  config["model_type"] = "gpt_neox";
+  config["hidden_size"] = cells.integer("hidden");
+  config["intermediate_size"] = cells.integer("ffn_hidden", 4 * cells.integer("hidden"));
+  config["num_hidden_layers"] = cells.integer("n_layers");
+  config["num_attention_heads"] = cells.integer("n_heads");
+  config["vocab_size"] = cells.integer("vocab", 50304);
+  config["max_position_embeddings"] = 2048;
+  config["rotary_pct"] = 0.25;
+  config["tie_word_embeddings"] = false;
+  return config;
+}
+
 }  // namespace
 
 const std::string& Cells::text(std::string_view column) const {
@@ -149,6 +163,7 @@ std::string config_of(const Cells& cells) {
     config["attn_config"] = {{"alibi", false}};
     return config.dump();
   }
+  if (name.starts_with("pythia")) return pythia_config(cells).dump();
   const bool gpt = name.starts_with("GPT") || name.starts_with("gpt");
   if (!gpt) throw InputError("architecture not stated");
   nlohmann::ordered_json config = gpt_config(cells, "gpt2");
@@ -157,19 +172,19 @@ std::string config_of(const Cells& cells) {
 }
 
 std::optional<ModelSpec> catalog_model_of(const Cells& cells) {
-  if (cells.stated("hidden")) return std::nullopt;  // the row has the shape
   std::string name = cells.text("model");
   name = name.substr(name.rfind('/') + 1);
   std::transform(name.begin(), name.end(), name.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (name.starts_with("bloomz")) name.erase(5, 1);  // BLOOM, trained further
   const std::vector<std::string> known = model_names();
   if (std::find(known.begin(), known.end(), name) == known.end()) return std::nullopt;
   return find_model(name);
 }
 
-MachineSpec machine_of(const Cells& cells) {
+MachineSpec machine_of(const Cells& cells, const std::optional<GpuSpec>& card) {
   MachineSpec machine;
-  machine.gpu = gpu_of(cells.text("gpu"));
+  machine.gpu = card ? *card : gpu_of(cells.text("gpu"));
   const auto gpus = static_cast<int>(cells.integer("n_gpus"));
   if (gpus < 1) throw InputError("n_gpus: expected at least 1");
   machine.gpus_per_node = static_cast<int>(std::min<std::int64_t>(gpus, cells.integer("gpus_per_node", 8)));

@@ -253,10 +253,21 @@ std::string PublishedRows::describe(const CsvTable::Row& row) const {
 
 void PublishedRows::read_engine(const Cells& cells, MeasuredStep& step) {
   refuse_what_is_not_modelled(cells);
-  step.run.engine = engine_of(cells);
   step.run.stage = static_cast<int>(cells.integer("zero_stage_equiv"));
   step.run.tensor_parallel = static_cast<int>(std::max<std::int64_t>(1, cells.integer("tp", 1)));
   step.kind = cells.text("model");
+}
+
+std::shared_ptr<const ModelSpec> PublishedRows::stated_or_known_model(const Cells& cells) {
+  try {
+    refuse_experts(cells);
+    return model_of(cells, config_of(cells));
+  } catch (const InputError&) {
+    const std::optional<ModelSpec> known = catalog_model_of(cells);
+    if (!known) throw;
+    check_parameters(cells, *known);
+    return std::make_shared<const ModelSpec>(*known);
+  }
 }
 
 std::shared_ptr<const ModelSpec> PublishedRows::model_of(const Cells& cells, const std::string& config) {
@@ -268,8 +279,7 @@ std::shared_ptr<const ModelSpec> PublishedRows::model_of(const Cells& cells, con
 
 namespace {
 
-void read_machine(const Cells& cells, MeasuredStep& step) {
-  step.machine = machine_of(cells);
+void read_ranks(const Cells& cells, MeasuredStep& step) {
   step.run.ranks = step.machine.ranks() / step.run.tensor_parallel;
   if (cells.contains("zero_variant", "HYBRID") || cells.contains("zero_variant", "HSDP"))
     step.run.shard_ranks = std::min(step.run.ranks, step.machine.gpus_per_node);
@@ -279,6 +289,26 @@ void read_settings(const Cells& cells, MeasuredStep& step) {
   set_offload(cells, step.run.engine, step.run);
   set_precision(cells, step.run.engine, step.run);
   set_software(cells, step.run);
+}
+
+/// Plain data-parallel training, which FSDP2 on one rank bounds from below.
+bool is_data_parallel(const Cells& cells) {
+  const std::string& framework = cells.text("framework");
+  const bool deepspeed = has(framework, "+ DeepSpeed");
+  const bool plain = framework.starts_with("HF Trainer") || framework == "Accelerate DDP" || framework == "PyTorch" ||
+                     framework == "H2O LLM Studio";
+  return plain && cells.text("zero_stage_equiv") == "0" && !deepspeed;
+}
+
+/// Cards of rows that the catalog does not have: Turing's of 24 GB, as CUDA's messages print their size. Memory alone
+/// is asked of them.
+std::optional<GpuSpec> turing_card(const Cells& cells) {
+  const std::string& name = cells.text("gpu");
+  if (name != "TITAN RTX-24GB" && name != "RTX 6000-24GB") return std::nullopt;
+  GpuSpec gpu = find_gpu("A10G");
+  gpu.name = name;
+  gpu.memory = 23.65_GiB;
+  return gpu;
 }
 
 /// A GPU's share of a step: one token of what is not stated.
@@ -297,9 +327,11 @@ MeasuredStep PublishedRows::read(const CsvTable::Row& row) {
   MeasuredStep step;
   step.line = row.line;
   step.row = describe(row);
+  step.run.engine = engine_of(cells);
   read_engine(cells, step);
   const std::string config = config_of(cells);
-  read_machine(cells, step);
+  step.machine = machine_of(cells);
+  read_ranks(cells, step);
   set_batch(cells, step.run);
   read_settings(cells, step);
   step.measured = measured_step(cells, step.run);
@@ -317,15 +349,12 @@ MeasuredStep PublishedRows::read_run(const CsvTable::Row& row, Unstated unstated
   MeasuredStep step;
   step.line = row.line;
   step.row = describe(row);
+  step.run.engine = is_data_parallel(cells) ? TimedEngine::fsdp2 : engine_of(cells);
   read_engine(cells, step);
-  const std::optional<ModelSpec> known = catalog_model_of(cells);
-  if (known) {
-    step.model = std::make_shared<const ModelSpec>(*known);
-  } else {
-    refuse_experts(cells);
-    step.model = model_of(cells, config_of(cells));
-  }
-  read_machine(cells, step);
+  step.model = stated_or_known_model(cells);
+  const std::optional<GpuSpec> card = turing_card(cells);
+  step.machine = machine_of(cells, card);
+  read_ranks(cells, step);
   if (unstated == Unstated::one_token) {
     set_batch_or_least(cells, step.run);
   } else {

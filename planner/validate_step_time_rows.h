@@ -32,6 +32,8 @@ class PublishedRows {
 
  private:
   void read_engine(const Cells& cells, MeasuredStep& step);
+  /// Of the row's shape, else the catalog's of its name.
+  std::shared_ptr<const ModelSpec> stated_or_known_model(const Cells& cells);
   std::shared_ptr<const ModelSpec> model_of(const Cells& cells, const std::string& config);
 
   const CsvTable& table_;
@@ -64,7 +66,7 @@ class Cells {
 std::string config_of(const Cells& cells);
 /// The catalog's model of the row's name, or nothing.
 std::optional<ModelSpec> catalog_model_of(const Cells& cells);
-/// `gpu`, `gpus_per_node`, `n_gpus`, `interconnect`.
-MachineSpec machine_of(const Cells& cells);
+/// `gpu`, `gpus_per_node`, `n_gpus`, `interconnect`; `card` in place of the catalog's GPU.
+MachineSpec machine_of(const Cells& cells, const std::optional<GpuSpec>& card = std::nullopt);
 
 }  // namespace zeroplan

@@ -380,6 +380,7 @@ TEST_CASE("Users' runs: called as they went") {
         predicted(c["deepspeed"].dump(), model, machine_of(c["gpus"].get<std::string>(), host), flags);
     const Json& observed = c["observed"];
     if (c.contains("not_compared")) continue;  // the reason stands there
+    if (c.contains("attention")) continue;     // check runs SDPA; recorded_oom_test.cpp
     ++tested;
     REQUIRE(p.run.memory);
     CHECK(p.run.memory->fits() == observed["fits"].get<bool>());
