@@ -91,6 +91,30 @@ void lint_quantized(Linter& lint) {
   }
 }
 
+/// What became of MiCS. 0.19.3 to 0.19.6 cut gradients for all ranks and shards for a group (stage3.py,
+/// _get_param_partition_group): ranks outside the first group take no part in the all-reduce between groups.
+void lint_mics_release(Linter& lint) {
+  const std::string key = kZero + "mics_shard_size";
+  lint.report("mics-removed", key,
+              "MiCS trains up to DeepSpeed 0.19.2: 0.19.3 to 0.19.6 cut gradients for all ranks instead of the group's "
+              "(with several groups the first step does not end), 0.19.7 removed it (DeepSpeedConfigError). Train with "
+              "0.19.2, and build the model under deepspeed.zero.MiCS_Init: zero.Init, which from_pretrained of the "
+              "Trainer uses, ends in an AssertionError.",
+              lint.machine != nullptr && lint.machine->nodes > 1
+                  ? fmt::format("\"zero_hpz_partition_size\": {} instead of it", lint.machine->gpus_per_node)
+                  : "remove it");
+}
+
+void lint_mics_node(Linter& lint) {
+  const std::string key = kZero + "mics_hierarchical_params_gather";
+  if (lint.machine == nullptr || !lint.is_true(key)) return;
+  if (lint.config.mics_ranks >= 2 * static_cast<std::int64_t>(lint.machine->gpus_per_node)) return;
+  lint.report("mics-hierarchical-node", key,
+              fmt::format("groups of {} do not span two nodes of {} GPUs: AssertionError.", lint.config.mics_ranks,
+                          lint.machine->gpus_per_node),
+              "remove it");
+}
+
 void lint_mics(Linter& lint) {
   const DeepSpeedConfig& config = lint.config;
   const std::string key = kZero + "mics_shard_size";
@@ -102,6 +126,8 @@ void lint_mics(Linter& lint) {
     }
     return;
   }
+  lint_mics_release(lint);
+  lint_mics_node(lint);
   if (lint.machine != nullptr && lint.machine->ranks() % config.mics_ranks != 0) {
     lint.report("mics-divides", key,
                 fmt::format("{} ranks are not divisible by {}: groups cannot be formed.", lint.machine->ranks(),
@@ -113,11 +139,55 @@ void lint_mics(Linter& lint) {
                 "MiCS with gradients on the CPU: RuntimeError as soon as there is more than one replica.",
                 "without offload_optimizer, or zero_hpz_partition_size instead of MiCS");
   }
+  if (config.parameters_on_host()) {
+    lint.report("mics-offload-param", kZero + "offload_param",
+                "MiCS gathers shards from where they lie; on the host NCCL refuses them.", "remove it");
+  }
+  for (const char* name : {"zero_quantized_weights", "zero_quantized_gradients"}) {
+    if (!lint.is_true(kZero + name)) continue;
+    lint.report("mics-dead", kZero + name, "MiCS is not given it: no effect.", "remove it, or mics_shard_size");
+  }
+  if (config.hpz_ranks > 1) {
+    lint.report("mics-dead", kZero + "zero_hpz_partition_size",
+                "MiCS gathers in its own groups: the second shard of each weight is kept and never read.",
+                "remove it, or mics_shard_size");
+  }
+}
+
+/// DeepSpeed's runtime/config.py, _REMOVED_TOP_LEVEL_CONFIG_KEYS and _REMOVED_ZERO_CONFIG_KEYS of 0.19.7 and 0.19.8;
+/// MiCS's own keys have a rule of their own.
+struct RemovedKey {
+  std::string_view path, release;
+};
+constexpr RemovedKey kRemovedKeys[] = {
+    {"nebula", "0.19.7"},
+    {"compression_training", "0.19.7"},
+    {"quantize_training", "0.19.7"},
+    {"sparse_attention", "0.19.7"},
+    {"amp", "0.19.8"},
+    {"sparse_gradients", "0.19.8"},
+    {"eigenvalue", "0.19.8"},
+    {"elasticity", "0.19.8"},
+    {"graph_harvesting", "0.19.8"},
+    {"curriculum_learning", "0.19.8"},
+    {"progressive_layer_drop", "0.19.8"},
+    {"zero_optimization.zeropp_loco_param", "0.19.8"},
+};
+
+void lint_removed(Linter& lint) {
+  for (const RemovedKey& key : kRemovedKeys) {
+    if (!lint.has(key.path)) continue;
+    lint.report("removed-later", std::string(key.path),
+                fmt::format("DeepSpeed {} removed it: DeepSpeedConfigError at start from there on, whatever its value.",
+                            key.release),
+                "remove it before updating");
+  }
 }
 
 }  // namespace
 
 void lint_parallel(Linter& lint) {
+  lint_removed(lint);
   if (lint.machine != nullptr) {
     const int ranks = lint.machine->ranks(), sequence = lint.config.sequence_parallel;
     if (sequence > 1 && ranks % sequence != 0) {

@@ -12,7 +12,7 @@ namespace zeroplan::test {
 // parameters.
 TEST_CASE("A step moves the volumes that each stage is known for") {
   struct Volumes {
-    double all = 0, shard = 0;  // over all ranks; inside hpZ's groups
+    double all = 0, shard = 0, replica = 0;  // over all ranks; inside the groups of hpZ and MiCS; between those of MiCS
   };
   const auto volumes = [](DeepSpeedJob job, bool checkpointed) {
     const EagerStep step = chain_step({.checkpointed = checkpointed});
@@ -21,7 +21,9 @@ TEST_CASE("A step moves the volumes that each stage is known for") {
       if (collective.elements == 1) continue;  // norms and flags
       const double passes = collective.kind == CollectiveKind::all_reduce ? 2 : 1;
       const double share = static_cast<double>(collective.elements) / static_cast<double>(parameters_of(step));
-      (collective.group == Group::all ? sum.all : sum.shard) += passes * share;
+      (collective.group == Group::all     ? sum.all
+       : collective.group == Group::shard ? sum.shard
+                                          : sum.replica) += passes * share;
     }
     return sum;
   };
@@ -54,10 +56,92 @@ TEST_CASE("A step moves the volumes that each stage is known for") {
     hpz.config.hpz_ranks = 2;
     CHECK(volumes(hpz, false).all == Approx(a + 1));
     CHECK(volumes(hpz, false).shard == Approx(2 * a - 1));
+    DeepSpeedJob mics = stage3(0, 0);
+    mics.config.mics_ranks = 2;
+    CHECK(volumes(mics, false).all == 0);
+    CHECK(volumes(mics, false).shard == Approx(3 * a));
+    CHECK(volumes(mics, false).replica == Approx(2.0 / 2));  // once a step, of a rank's half
+    mics.config.mics_ranks = 4;                              // one group
+    CHECK(volumes(mics, false).shard == Approx(3 * a));
+    CHECK(volumes(mics, false).replica == 0);
     DeepSpeedJob all_reduced = stage3(0, 0);
     all_reduced.config.reduce_scatter = false;
     CHECK(volumes(all_reduced, false).all == Approx(4 * a));
   }
+}
+
+namespace {
+
+/// Forward peak and what is alive after a step, without an allocator.
+PlainStep steady(const DeepSpeedJob& job, const EagerStep& step) {
+  return count_plainly(tape_of(step, job)).steps.back();
+}
+
+}  // namespace
+
+// deepspeed.md 5.12, measured: docs/measurements/h200/deepspeed_more.md.
+TEST_CASE("MiCS shards as fewer ranks would, without stage 3's flat copies") {
+  const EagerStep step = chain_step({});
+  for (const int group : {2, 4}) {
+    DeepSpeedJob mics = job_of(3, 8), plain = job_of(3, group);
+    mics.zero_init = true;
+    mics.config.mics_ranks = group;
+    CHECK(steady(mics, step).after == steady(plain, step).after);
+    CHECK(steady(mics, step).forward < steady(plain, step).forward);
+    plain.config.prefetch_bucket = mics.config.prefetch_bucket = 0;  // a bias and its weight in one gather
+    CHECK(steady(mics, step).forward <= steady(plain, step).forward);
+    plain.config.allgather_sequential = true;  // one parameter, one buffer
+    CHECK(steady(mics, step).forward == steady(plain, step).forward);
+  }
+}
+
+TEST_CASE("Hierarchical gathers of MiCS copy what the nodes have, parameter by parameter") {
+  const EagerStep step = chain_step({});
+  DeepSpeedJob job = job_of(3, 8);
+  job.zero_init = true;
+  job.config.mics_ranks = 4;
+  job.config.prefetch_bucket = job.config.max_reuse = 0;
+  const PlainStep flat = steady(job, step);
+  job.config.mics_hierarchical = true;
+  job.ranks_per_node = 2;
+  const PlainStep hierarchical = steady(job, step);
+  CHECK(hierarchical.after == flat.after);
+  CHECK(hierarchical.forward >= flat.forward);
+  CHECK(hierarchical.forward <= flat.forward + 2 * 2048 * 512 / 2);  // two of four shards of the largest weight
+  job.ranks_per_node = 4;                                            // a group in one node
+  CHECK_THROWS_AS(tape_of(step, job), InputError);
+}
+
+TEST_CASE("Weights that torch's linear keeps stay until backward when MiCS_Init did not build the model") {
+  const EagerStep step = chain_step({});
+  DeepSpeedJob job = job_of(3, 8);
+  job.config.mics_ranks = 4;
+  job.config.prefetch_bucket = job.config.max_reuse = job.config.param_persistence = 0;
+  const std::int64_t kept = steady(job, step).end_of_forward;
+  job.zero_init = true;
+  const std::int64_t given_up = steady(job, step).end_of_forward;
+  const std::int64_t weights = 2 * (8 * 2 * 2048 * 512 + 512 * 101);
+  CHECK(static_cast<double>(kept - given_up) == Approx(static_cast<double>(weights)).epsilon(0.001));
+}
+
+// partition_parameters.py: 8-bit values and fp32 scales in flight, everything in fp16 when waited for.
+TEST_CASE("8-bit weights move one byte a parameter and its scales") {
+  const EagerStep step = chain_step({.classes = 128});
+  DeepSpeedJob job = job_of(3, 4);
+  job.config.prefetch_bucket = job.config.max_reuse = job.config.param_persistence = 0;
+  job.config.quantized_weights = true;
+  double values = 0, scales = 0, others = 0;
+  for (const Collective& c : collectives_of_last_step(tape_of(step, job))) {
+    if (c.kind != CollectiveKind::all_gather) continue;
+    (c.type == DType::u8 ? values : c.type == DType::fp32 ? scales : others) += static_cast<double>(c.padded);
+  }
+  const auto parameters = static_cast<double>(parameters_of(step));
+  CHECK(values / parameters == Approx(2).epsilon(1e-9));  // forward and backward
+  CHECK(scales / parameters < 2.0 / 4000);
+  CHECK(scales / parameters > 2.0 / 16000);
+  CHECK(others == 0);
+  // A share of 26 values has no groups of 8: DeepSpeed stops.
+  CHECK_THROWS_AS(tape_of(chain_step({}), job), InputError);
 }
 
 // engine-rules.md 2.9: stage 2 with fp32 accumulation holds one fp32 buffer of the rank's share and no flat copy.
@@ -99,8 +183,15 @@ TEST_CASE("What no rule covers is refused by its key") {
     return std::string();
   };
   CHECK(message([](DeepSpeedJob&) {}).empty());
-  CHECK(message([](DeepSpeedJob& j) { j.config.mics_ranks = 2; }).find("mics_shard_size") != std::string::npos);
-  CHECK(message([](DeepSpeedJob& j) { j.config.quantized_weights = true; }).find("quantized_weights") !=
+  CHECK(message([](DeepSpeedJob& j) { j.config.mics_ranks = 2; }).empty());
+  CHECK(message([](DeepSpeedJob& j) { j.config.mics_ranks = 3; }).find("mics_shard_size") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.config.quantized_gradients = true; }).find("quantized_gradients") !=
+        std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) {
+          j.config.quantized_gradients = true;
+          j.ranks_per_node = 4;  // one node: the ordinary reduce-scatter
+        }).empty());
+  CHECK(message([](DeepSpeedJob& j) { j.config.quantized_nontrainable = true; }).find("nontrainable") !=
         std::string::npos);
   CHECK(message([](DeepSpeedJob& j) { j.config.autocast = true; }).find("torch_autocast") != std::string::npos);
   CHECK(message([](DeepSpeedJob& j) { j.config.optimizer = "Lion"; }).find("optimizer.type") != std::string::npos);

@@ -47,7 +47,8 @@ void record_deepspeed(Recorded& run, DeepSpeedJob job, bool checkpointing) {
   const auto engine = make_deepspeed_engine(run.step, job, run.tape);
   record_run(*engine, run.step, {deepspeed_steady_steps(job), job.accumulation, 32 << 20, {2, 128}}, run.tape);
   run.host = deepspeed_host_memory(run.step, job);
-  if (job.config.hpz_ranks > 1) run.shard_ranks = static_cast<int>(job.config.hpz_ranks);
+  if (job.config.hpz()) run.shard_ranks = static_cast<int>(job.config.hpz_ranks);
+  if (job.config.mics()) run.shard_ranks = job.shard_ranks();
 }
 
 void record_fsdp2(Recorded& run, const Fsdp2Options& options, int accumulation, bool checkpointing) {
@@ -57,6 +58,20 @@ void record_fsdp2(Recorded& run, const Fsdp2Options& options, int accumulation, 
   record_run(*engine, run.step, {3, accumulation, 32 << 20, {2, 128}}, run.tape);
   run.host = fsdp2_host_memory(run.step, options);
   run.shard_ranks = options.group();
+}
+
+/// MiCS or 8-bit weights, where they are possible.
+void add_groups(std::mt19937& random, DeepSpeedJob& job) {
+  DeepSpeedConfig& config = job.config;
+  const unsigned which = static_cast<unsigned>(random() % 4);
+  if (which == 0 && !config.optimizer_on_host() && !config.parameters_on_host()) {
+    config.hpz_ranks = 1;
+    config.mics_ranks = random() % 2 == 0 ? 2 : 4;
+    config.mics_hierarchical = config.mics_ranks == 4 && random() % 2 == 0;
+    job.ranks_per_node = 2;
+  } else if (which == 1 && !config.parameters_on_host()) {
+    config.quantized_weights = true;
+  }
 }
 
 DeepSpeedJob random_job(std::mt19937& random) {
@@ -97,6 +112,7 @@ DeepSpeedJob random_job(std::mt19937& random) {
   if (config.stage > 1 && pick(true, false, false)) config.grad_accum = DType::fp32;
   if (config.stage == 1 && config.precision == DType::bf16 && pick(true, false)) config.grad_accum = DType::fp32;
   job.zero_init = config.stage == 3 && pick(true, false);
+  if (config.stage == 3) add_groups(random, job);
   return job;
 }
 

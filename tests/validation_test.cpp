@@ -63,6 +63,18 @@ TEST_CASE("Allocated memory of every measured DeepSpeed run is predicted to 0.04
   CHECK(table_of(validation, Measured::host).largest_error <= 0.03);
 }
 
+// docs/measurements/h200/deepspeed_more.md: MiCS, 8-bit weights, hpZ, fp32 sums, round robin, LoRA with offload.
+TEST_CASE("Allocated memory of DeepSpeed's other features is predicted to 0.04 percent on average") {
+  const Validation validation = validated("deepspeed_h200_more.jsonl");
+  CHECK(validation.rows == 22);
+  CHECK(validation.unpredicted.empty());
+  CHECK(validation.verdict_errors() == 0);
+  check_allocated(validation, 22);
+  CHECK(table_of(validation, Measured::init_peak).largest_error <= 0.001);
+  CHECK(table_of(validation, Measured::reserved, RowGroup::stages_0_to_2).largest_error <= 0.001);
+  CHECK(table_of(validation, Measured::reserved, RowGroup::stage_3).mean_error <= 0.005);
+}
+
 TEST_CASE("Allocated memory of every measured FSDP2 run is predicted to 0.04 percent on average") {
   const Validation validation = validated("fsdp2_h200.jsonl");
   CHECK(validation.rows == 41);
@@ -87,7 +99,9 @@ TEST_CASE("A row that cannot be predicted is listed with its reason") {
   };
   const std::string head = R"({"model": "tinyllama-1.1b", "n": 8, "seq": 128, "mb": 1, "stage": 3, "peaks": [)";
   const std::string peaks = R"({"fwd": 1, "bwd": 1, "step": 1, "after": 1, "reserved": 1}])";
-  CHECK(reason(head + peaks + R"(, "zero": {"mics_shard_size": 4}})").find("mics_shard_size") != std::string::npos);
+  CHECK(reason(head + peaks + R"(, "zero": {"mics_shard_size": 3}})").find("mics_shard_size") != std::string::npos);
+  CHECK(reason(head + peaks + R"(, "zero": {"zero_quantized_gradients": true}})").find("quantized_gradients") !=
+        std::string::npos);
   CHECK(reason(head + peaks + R"(, "attn": "flex"})").find("attn") != std::string::npos);
   CHECK(reason(head + peaks + R"(, "params": 5})").find("1,100,048,384") != std::string::npos);
   CHECK(reason(head + peaks + R"(, "env": "backend:cudaMallocAsync"})").find("backend") != std::string::npos);
