@@ -23,19 +23,20 @@ namespace fs = std::filesystem;
 }
 
 /// Throws InputError; the file may be there in part then.
-void write_file(const fs::path& path, const std::string& text, bool executable) {
+void write_file(const std::string& flag, const fs::path& path, const std::string& text, bool executable) {
   constexpr mode_t kReadable = 0666;
   constexpr mode_t kExecutable = 0777;
   FileDescriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, executable ? kExecutable : kReadable));
-  if (!file.is_open()) fail(path, "a file that can be written", errno);
+  const std::string named = flag + ": " + path.string();
+  if (!file.is_open()) fail(named, "a file that can be written", errno);
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t count = ::write(file.value(), text.data() + done, text.size() - done);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(path, "room for the file", errno);
+    if (count < 0) fail(named, "room for the file", errno);
     done += static_cast<std::size_t>(count);
   }
-  if (const int code = file.close(); code != 0) fail(path, "room for the file", code);
+  if (const int code = file.close(); code != 0) fail(named, "room for the file", code);
 }
 
 bool is_there(const fs::path& path) {
@@ -117,14 +118,14 @@ void OutputFolder::write(const std::vector<ExportFile>& files) {
   try {
     for (const ExportFile& file : files) {
       to_remove.push_back(temporary(path_, file.name));
-      write_file(to_remove.back(), file.text, file.executable);
+      write_file(flag_, to_remove.back(), file.text, file.executable);
     }
     for (std::size_t i = 0; i < files.size(); ++i) {
       const fs::path target = path_ / files[i].name;
       const bool fresh = !is_there(target);
       std::error_code error;
       fs::rename(to_remove[i], target, error);
-      if (error) fail(target, "a file that can be written", error.value());
+      if (error) fail(flag_ + ": " + target.string(), "a file that can be written", error.value());
       to_remove[i] = fresh ? target : fs::path();  // an overwritten file cannot be brought back
     }
   } catch (...) {

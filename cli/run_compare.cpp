@@ -1,5 +1,7 @@
 // zeroplan compare PLAN.json MEASURED.json: prediction beside measurement.
 
+#include <fmt/format.h>
+
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/files.h"
@@ -23,6 +25,10 @@ Outcome run_compare(const Arguments& arguments) {
     throw InputError("zeroplan compare: expected PLAN.json MEASURED.json; see --help");
   }
   const PlanFile file = read_plan(read_text_file(plan_path), plan_path);
+  if (file.plan.engine != Engine::zeroplan) {
+    throw InputError(fmt::format("{}: plan/engine: expected zeroplan, whose runs are measured, got {}", plan_path,
+                                 to_string(file.plan.engine)));
+  }
   const Measured measured = read_measured(read_text_file(measured_path), measured_path);
   const PlanComparison result = compare_plan(file, measured, measured_path);
   if (json) return {comparison_json(file, measured, result), {}, kDone};

@@ -47,6 +47,9 @@ Outcome run_probe(const Arguments& arguments) {
   line.value("--disk", "DIR|none", "Directory of the disk to measure, 64 MiB are written and removed [.]", disk);
   line.toggle("--force", "Overwrites the file", overwrite);
   if (!line.parse(arguments)) return {line.help(), {}, kDone};
+  if (!disk.empty() && disk != "none" && !std::filesystem::is_directory(disk)) {
+    throw InputError(fmt::format("--disk: expected a directory that is there, or none, got \"{}\"", disk));
+  }
   ProbeOptions options;
   options.disk_directory = disk.empty() ? "." : disk == "none" ? "" : disk;
   if (out.empty()) {

@@ -10,6 +10,7 @@
 #include "cli/terminal.h"
 #include "models/error.h"
 #include "models/lower.h"
+#include "planner/engine_simulation.h"
 #include "planner/report.h"
 #include "planner/report_json.h"
 #include "planner/transients.h"
@@ -32,13 +33,13 @@ SimulatedRanks ranks_of(const std::string& text) {
 /// One micro-step less than the trace's file would be useful for: a flat step of many micro-steps is too large to open.
 constexpr std::int64_t kMostTracedOps = 2'000'000;
 
-void write_trace(const Flags& flags, const PlanFile& file, const Simulation& simulation, const Schedule& schedule) {
+void write_trace(const Flags& flags, const ModelSpec& model, const Simulation& simulation, const Schedule& schedule) {
   const std::filesystem::path path(flags.trace);
   const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
   OutputFolder out(folder, flags.overwrite, "--trace");
   const std::string name = path.filename().string();
   out.refuse_existing({name});
-  out.write({{name, chrome_trace(schedule, file.model, simulation.trace, 0, &simulation), false}});
+  out.write({{name, chrome_trace(schedule, model, simulation.trace, 0, &simulation), false}});
 }
 
 /// The margin of a search does not apply to a plan that somebody states: it fits what is there, or not.
@@ -60,7 +61,7 @@ Outcome simulated(const Flags& flags, const PlanFile& file) {
   const Seconds estimated = prediction.step;
   use_simulation(prediction, simulation, file.machine);
   const std::vector<TransientUse> transients = transient_uses(file, prediction);
-  if (traced) write_trace(flags, file, simulation, lower(file.model, file.plan, Folding::none));
+  if (traced) write_trace(flags, file.model, simulation, lower(file.model, file.plan, Folding::none));
   if (flags.json)
     return {simulation_json(file, prediction, simulation, estimated, transients, predictor.assumptions(file.plan)),
             {},
@@ -80,6 +81,31 @@ Outcome estimated(const Flags& flags, const PlanFile& file) {
   if (flags.json)
     return {step_json(file, prediction, table, predictor.assumptions(file.plan)), {}, exit_code_of(prediction)};
   return {report_step(file, prediction, table, stdout_style()), {}, exit_code_of(prediction)};
+}
+
+/// A plan of DeepSpeed or FSDP2.
+Outcome engine_simulated(const Flags& flags, const PlanFile& file) {
+  if (flags.estimate) {
+    throw InputError(fmt::format(
+        "--estimate: expected a plan of the zeroplan engine, got one of {} in {}: its step time comes with simulate "
+        "alone, beside the played one",
+        to_string(file.plan.engine), flags.path));
+  }
+  const bool traced = !flags.trace.empty();
+  SimulateOptions options;
+  options.ranks = ranks_of(flags.ranks);
+  options.with_trace = traced;
+  const EngineSimulation result = simulate_engine(file, options);
+  if (traced) write_trace(flags, adapted_model(file.model, file.plan.lora_rank), result.simulation, result.schedule);
+  Outcome outcome;
+  outcome.exit_code = exit_code_of(result.prediction);
+  if (traced && result.micro_steps < file.plan.accumulation) {
+    outcome.notes.push_back(fmt::format("note: --trace: {} holds {} of the step's {} micro-steps", flags.trace,
+                                        result.micro_steps, file.plan.accumulation));
+  }
+  outcome.out =
+      flags.json ? engine_simulation_json(file, result) : report_engine_simulation(file, result, stdout_style());
+  return outcome;
 }
 
 }  // namespace
@@ -102,13 +128,7 @@ Outcome run_simulate(const Arguments& arguments) {
   if (flags.path.empty()) throw InputError("zeroplan simulate: expected PLAN.json, got nothing; see --help");
   ranks_of(flags.ranks);
   const PlanFile file = read_plan(read_text_file(flags.path), flags.path);
-  if (file.plan.engine != Engine::zeroplan) {
-    throw InputError(
-        fmt::format("{}: plan/engine: expected zeroplan; plans of {} are predicted as a whole (zeroplan plan --engine "
-                    "{}), not op by "
-                    "op",
-                    flags.path, to_string(file.plan.engine), to_string(file.plan.engine)));
-  }
+  if (file.plan.engine != Engine::zeroplan) return engine_simulated(flags, file);
   return flags.estimate ? estimated(flags, file) : simulated(flags, file);
 }
 

@@ -18,16 +18,6 @@ constexpr std::int64_t kMostNodes = 65536;
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
 constexpr Bytes kLargestMemory = Bytes(1024 * kTiB);  // of a node; catches a wrong unit
 
-std::string model_with_lora(ModelSpec& model, const std::string& trainable) {
-  const std::int64_t rank = parse_trainable(trainable, "--trainable");
-  if (rank == 0) return "";
-  apply_lora(model, rank);
-  return fmt::format(
-      "--trainable {}: planned from a later version on ({} of {} parameters would be trained); only "
-      "\"all\" can be planned now",
-      trainable, format_count(model.trainable_parameters()), format_count(model.parameters()));
-}
-
 void require_named(const std::string& text, std::string_view flag, std::string_view expected) {
   if (text.empty()) throw InputError(fmt::format("{}: expected {}, got nothing; see --help", flag, expected));
 }
@@ -77,7 +67,7 @@ void WorkloadFlags::add_to(CommandLine& line) {
   line.value("--seq-len", "TOKENS", "Tokens of a sequence [the smaller of 4096 and the model's maximum]", seq_len);
   line.value("--global-batch", "SEQUENCES", "Sequences a step, all GPUs together [512 Ki tokens]", global_batch);
   line.value("--precision", "TYPE", "bf16, fp16 or fp32 weights and compute [bf16]", precision);
-  line.value("--trainable", "WHAT", "all, or lora:r=16 (from a later version on) [all]", trainable);
+  line.value("--trainable", "WHAT", "all, or lora:r=16 with --engine deepspeed or fsdp2 [all]", trainable);
   line.value("--tokens", "COUNT", "Tokens of the whole run, for hours and cost: 300B, 1T, 2e12", tokens);
   line.group("Fixed choices (what is not given is searched)");
   line.value("--zero", "STAGES", "0, 1, 2 or 3; several (0,1,2,3) give one row each", zero);
@@ -109,11 +99,7 @@ Request WorkloadFlags::request() const {
   if (!margin.empty()) request.margin = parse_margin(margin, "--margin");
   num_tokens();
   request.model = find_model(model);
-  if (!trainable.empty()) {
-    if (const std::string refusal = model_with_lora(request.model, trainable); !refusal.empty()) {
-      throw InputError(refusal);
-    }
-  }
+  if (!trainable.empty()) request.lora_rank = parse_trainable(trainable, "--trainable");
   return request;
 }
 

@@ -11,7 +11,7 @@ namespace {
 class Walk {
  public:
   Walk(EngineHooks& engine, const EagerStep& step, const EngineRun& run, EngineTape& tape)
-      : engine_(engine), step_(step), run_(run), tape_(tape) {
+      : engine_(engine), step_(step), run_(run), tape_(tape), works_(step.works.size(), kNotOnTape) {
     std::int32_t largest = -1;
     for (const EagerEvent& event : step.events) {
       if (event.kind == EagerEventKind::alloc) largest = std::max(largest, event.id);
@@ -46,7 +46,7 @@ class Walk {
         return;
       case EagerEventKind::kernel:
         if (std::holds_alternative<Gemm>(step_.works[index(event.id)].kernel)) take_workspace();
-        tape_.work(Stream::compute, step_.works[index(event.id)]);
+        tape_.run(Stream::compute, work_of(index(event.id)));
         return;
       case EagerEventKind::gradient: {
         const TapeId storage = storages_[index(event.storage)];
@@ -87,6 +87,11 @@ class Walk {
     }
   }
 
+  std::uint32_t work_of(std::size_t id) {
+    if (works_[id] == kNotOnTape) works_[id] = tape_.add_work(step_.works[id]);
+    return works_[id];
+  }
+
   /// With the first matrix product of forward, and of backward, which has a thread and so a handle of its own.
   void take_workspace() {
     const bool backward = in_backward();
@@ -101,7 +106,9 @@ class Walk {
   const EagerStep& step_;
   const EngineRun& run_;
   EngineTape& tape_;
+  static constexpr std::uint32_t kNotOnTape = 0xffffffff;
   std::vector<TapeId> storages_;
+  std::vector<std::uint32_t> works_;  // of the tape, by the step's
   int workspaces_ = 0;
 };
 

@@ -98,4 +98,10 @@ void apply_lora(ModelSpec& model, std::int64_t rank) {
   }
 }
 
+ModelSpec adapted_model(const ModelSpec& model, std::int64_t rank) {
+  ModelSpec adapted = model;
+  if (rank > 0) apply_lora(adapted, rank);
+  return adapted;
+}
+
 }  // namespace zeroplan

@@ -164,6 +164,8 @@ std::vector<std::string> model_names();
 /// Freezes every tensor and adds rank-r adapters [r, in] and [out, r] to each linear of the layers (LoRA). Norms,
 /// embeddings and head get none. r in [1, hidden].
 void apply_lora(ModelSpec& model, std::int64_t rank);
+/// The same as a copy; rank 0 is the model itself.
+ModelSpec adapted_model(const ModelSpec& model, std::int64_t rank);
 
 /// One entry per tensor, names expanded; `layer` is -1 outside the layers. Tied tensors are listed with tied = true.
 struct ListedTensor {

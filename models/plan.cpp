@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -78,6 +80,7 @@ class PlanChecker {
       : p_(plan),
         blocks_(static_cast<int>(model.sequence.size())),
         layers_(static_cast<int>(model.num_layers)),
+        hidden_(model.hidden),
         where_(where) {}
 
   void run() const {
@@ -91,29 +94,40 @@ class PlanChecker {
   void require(bool ok, std::string_view field, std::string_view expected) const {
     if (!ok) throw InputError(fmt::format("{}: {}: {}", where_, field, expected));
   }
+  template <class Value>
+  void require(bool ok, std::string_view field, std::string_view expected, Value found) const {
+    if (!ok) throw InputError(fmt::format("{}: {}: {}, got {}", where_, field, expected, found));
+  }
 
   void ranges() const {
-    require(p_.ranks >= 1 && p_.ranks <= 1 << 20, "ranks", "expected 1 to 1048576");
-    require(p_.seq_len >= 1 && p_.seq_len <= 1 << 26, "seq_len", "expected 1 to 67108864");
-    require(p_.micro_batch >= 1 && p_.micro_batch <= 1 << 20, "micro_batch", "expected 1 to 1048576");
+    require(p_.ranks >= 1 && p_.ranks <= 1 << 20, "ranks", "expected 1 to 1048576", p_.ranks);
+    require(p_.seq_len >= 1 && p_.seq_len <= 1 << 26, "seq_len", "expected 1 to 67108864", p_.seq_len);
+    require(p_.micro_batch >= 1 && p_.micro_batch <= 1 << 20, "micro_batch", "expected 1 to 1048576", p_.micro_batch);
     require(p_.micro_batch * p_.seq_len <= std::int64_t{1} << 31, "micro_batch",
-            "expected at most 2^31 tokens a micro-step");
-    require(p_.accumulation >= 1 && p_.accumulation <= 1 << 24, "accumulation", "expected 1 to 16777216");
-    require(p_.zero_stage >= 0 && p_.zero_stage <= 3, "zero_stage", "expected 0, 1, 2 or 3");
-    require(p_.prefetch_layers >= 0 && p_.prefetch_layers <= 3, "prefetch_layers", "expected 0 to 3");
-    require(p_.loss_chunk_tokens >= 1, "loss_chunk_tokens", "expected at least 1");
+            "expected at most 2^31 tokens a micro-step", p_.micro_batch);
+    require(p_.accumulation >= 1 && p_.accumulation <= 1 << 24, "accumulation", "expected 1 to 16777216",
+            p_.accumulation);
+    require(p_.zero_stage >= 0 && p_.zero_stage <= 3, "zero_stage", "expected 0, 1, 2 or 3", p_.zero_stage);
+    require(p_.prefetch_layers >= 0 && p_.prefetch_layers <= 3, "prefetch_layers", "expected 0 to 3",
+            p_.prefetch_layers);
+    require(p_.loss_chunk_tokens >= 1, "loss_chunk_tokens", "expected at least 1", p_.loss_chunk_tokens);
     require(p_.recompute_layers >= 0 && p_.recompute_layers <= layers_, "recompute_layers",
-            fmt::format("expected 0 to the model's {} layers", layers_));
+            fmt::format("expected 0 to the model's {} layers", layers_), p_.recompute_layers);
+    require(p_.lora_rank == 0 || p_.engine != Engine::zeroplan, "trainable",
+            "expected \"all\": adapters are trained under deepspeed and fsdp2 only");
+    require(p_.lora_rank >= 0 && p_.lora_rank <= hidden_, "trainable",
+            fmt::format("expected a rank of at most the model's hidden size, {}", hidden_), p_.lora_rank);
     require((p_.recompute == Recompute::none) == (p_.recompute_layers == 0), "recompute_layers",
-            "expected 0 exactly when recompute is \"none\"");
+            "expected 0 exactly when recompute is \"none\"", p_.recompute_layers);
     require(p_.clip_norm >= 0 && std::isfinite(p_.clip_norm), "clip_norm",
-            "expected 0 (no clipping) or a positive norm");
+            "expected 0 (no clipping) or a positive norm", p_.clip_norm);
   }
 
   void sharding() const {
-    require(p_.shard_ranks >= 1 && p_.ranks % p_.shard_ranks == 0, "shard_ranks", "expected a divisor of ranks");
+    require(p_.shard_ranks >= 1 && p_.ranks % p_.shard_ranks == 0, "shard_ranks",
+            fmt::format("expected a divisor of ranks, {}", p_.ranks), p_.shard_ranks);
     require(p_.zero_stage > 0 || p_.shard_ranks == 1, "shard_ranks",
-            "expected 1 at stage 0 (every rank holds all states)");
+            "expected 1 at stage 0 (every rank holds all states)", p_.shard_ranks);
     require(p_.zero_stage < 2 || p_.reduce_each == ReduceEach::micro_step, "reduce_each",
             "expected \"micro_step\" at stages 2 and 3 (only shards of the gradients are kept)");
   }
@@ -157,6 +171,7 @@ class PlanChecker {
 
   const Plan& p_;
   int blocks_, layers_;
+  std::int64_t hidden_;
   std::string_view where_;
 };
 
@@ -180,6 +195,7 @@ std::string describe(const Plan& plan) {
     part(p.hbm, "GPU"), part(p.host, "host"), part(p.nvme, "NVMe");
     text += fmt::format(", {} on {}", what, where);
   };
+  if (plan.lora_rank > 0) text += fmt::format(", LoRA of rank {}", plan.lora_rank);
   place("weights", plan.parameters);
   place("optimizer", plan.optimizer);
   if (plan.optimizer.hbm < plan.optimizer.total() && plan.update == UpdateOn::device) text += " (updated by the GPU)";
@@ -198,6 +214,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::string_view kLora = "lora:r=";
+
 Json placement_json(const Placement& p) { return Json{{"gpu", p.hbm}, {"host", p.host}, {"nvme", p.nvme}}; }
 
 Json plan_json(const Plan& p) {
@@ -206,6 +224,7 @@ Json plan_json(const Plan& p) {
   j["ranks"] = p.ranks;
   j["shard_ranks"] = p.shard_ranks;
   j["zero_stage"] = p.zero_stage;
+  if (p.lora_rank > 0) j["trainable"] = fmt::format("{}{}", kLora, p.lora_rank);
   j["seq_len"] = p.seq_len;
   j["micro_batch"] = p.micro_batch;
   j["accumulation"] = p.accumulation;
@@ -229,6 +248,18 @@ Json plan_json(const Plan& p) {
   return j;
 }
 
+/// "all", "lora:r=16".
+std::int64_t read_trainable(const JsonValue& j) {
+  const std::string& text = j.as_string();
+  if (text == "all") return 0;
+  std::int64_t rank = 0;
+  const char* begin = text.data() + std::min(text.size(), kLora.size());
+  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), rank);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (!text.starts_with(kLora) || !whole || rank < 1) j.fail("\"all\" or \"lora:r=16\"");
+  return rank;
+}
+
 Placement read_placement(const JsonValue& j) {
   j.require_only({"gpu", "host", "nvme"});
   const auto count = [&](std::string_view key) { return static_cast<int>(j.at(key).as_int(0, 1 << 20)); };
@@ -248,31 +279,19 @@ Precision read_precision(const JsonValue& j) {
 }
 
 Plan read_plan_keys(const JsonValue& j) {
-  j.require_only({"engine",
-                  "ranks",
-                  "shard_ranks",
-                  "zero_stage",
-                  "seq_len",
-                  "micro_batch",
-                  "accumulation",
-                  "precision",
-                  "optimizer",
-                  "parameters",
-                  "gradients",
-                  "update",
-                  "recompute",
-                  "recompute_layers",
-                  "prefetch_layers",
-                  "reduce_each",
-                  "loss_chunk_tokens",
-                  "clip_norm",
-                  "loss_scaling",
-                  "state_bytes_per_parameter"});
+  j.require_only({"engine",          "ranks",        "shard_ranks",
+                  "zero_stage",      "trainable",    "seq_len",
+                  "micro_batch",     "accumulation", "precision",
+                  "optimizer",       "parameters",   "gradients",
+                  "update",          "recompute",    "recompute_layers",
+                  "prefetch_layers", "reduce_each",  "loss_chunk_tokens",
+                  "clip_norm",       "loss_scaling", "state_bytes_per_parameter"});
   Plan p;
   p.engine = value_of(kEngines, j.at("engine"));
   p.ranks = static_cast<int>(j.at("ranks").as_int(1, 1 << 20));
   p.shard_ranks = static_cast<int>(j.at("shard_ranks").as_int(1, 1 << 20));
   p.zero_stage = static_cast<int>(j.at("zero_stage").as_int(0, 3));
+  if (const JsonValue* trainable = j.find("trainable")) p.lora_rank = read_trainable(*trainable);
   p.seq_len = j.at("seq_len").as_int(1, 1 << 26);
   p.micro_batch = j.at("micro_batch").as_int(1, 1 << 20);
   p.accumulation = j.at("accumulation").as_int(1, 1 << 24);

@@ -61,6 +61,9 @@ struct Plan {
   int ranks = 1;
   int shard_ranks = 1;  // ranks that share one copy of the states (ZeRO group); divides ranks
   int zero_stage = 0;
+  /// Adapters of that rank on the linear layers, all else frozen (apply_lora()); 0: everything is trained. Under
+  /// DeepSpeed and FSDP2 only.
+  std::int64_t lora_rank = 0;
   std::int64_t seq_len = 4096;
   std::int64_t micro_batch = 1;   // sequences per rank and micro-step
   std::int64_t accumulation = 1;  // micro-steps per step
@@ -94,7 +97,7 @@ std::string describe(const Plan& plan);
 /// plan.json (schema 1): the plan, the model's configuration and the whole machine; strict, round-trips exactly.
 struct PlanFile {
   Plan plan;
-  ModelSpec model;
+  ModelSpec model;  // without the adapters of plan.lora_rank
   MachineSpec machine;
 };
 PlanFile read_plan(std::string_view text, const std::string& file_name);

@@ -85,7 +85,13 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w) {
   if (c.mics()) run.shard_ranks = static_cast<int>(c.mics_ranks), run.hierarchical_gather = c.mics_hierarchical;
   run.optimizer = OptimizerSoftware::deepspeed;
   if (c.optimizer_on_host()) run.offload_optimizer = OffloadedOptimizer::host;
+  if (c.optimizer_on_nvme()) {
+    run.offload_optimizer = OffloadedOptimizer::nvme;
+    run.pipelined_read = c.offload_optimizer.pipeline_read;
+    run.pipelined_write = c.offload_optimizer.pipeline_write;
+  }
   run.offload_parameters = c.parameters_on_host();
+  run.parameters_on_nvme = c.parameters_on_nvme();
   run.pinned = (!c.optimizer_on_host() || c.offload_optimizer.pin_memory) &&
                (!c.parameters_on_host() || c.offload_param.pin_memory);
   return run;
@@ -95,9 +101,6 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w) {
 void check_timed(const DeepSpeedConfig& config, const EngineWorkload& w, int ranks_per_node) {
   if (quantized(config).some) {
     throw InputError("step time: hpZ and quantized collectives are known together only (ZeRO++: all three)");
-  }
-  if (config.optimizer_on_nvme() || config.parameters_on_nvme()) {
-    throw InputError("step time: reads and writes of NVMe under DeepSpeed are not modelled");
   }
   DeepSpeedJob job;
   job.config = config;

@@ -23,6 +23,7 @@ std::string limit_of(const EngineTime& t) {
 }
 
 void set_utilisation(Prediction& p, const ModelSpec& model, const GpuSpec& gpu, const Plan& plan) {
+  if (plan.lora_rank > 0) return;  // three forwards of FLOPs would count gradients that nobody forms
   const auto peak = plan.precision.weights == DType::bf16   ? gpu.peak_bf16
                     : plan.precision.weights == DType::fp16 ? gpu.peak_fp16
                                                             : gpu.peak_fp32;
@@ -70,6 +71,17 @@ TierMemory host_memory(const MachineSpec& machine, const EngineFit& fit) {
   return host;
 }
 
+std::optional<TierMemory> nvme_memory(const ModelSpec& model, const MachineSpec& machine, const Plan& plan) {
+  if (engine_nvme(model, machine, plan) == Bytes()) return std::nullopt;
+  Plan states = plan, weights = plan;
+  states.parameters.nvme = weights.optimizer.nvme = 0;
+  TierMemory nvme;
+  put(nvme, to_string(Owner::parameters), engine_nvme(model, machine, weights));
+  put(nvme, to_string(Owner::optimizer), engine_nvme(model, machine, states));
+  nvme.capacity = machine.nvme.capacity;
+  return nvme;
+}
+
 }  // namespace
 
 Prediction engine_candidate_prediction(const ModelSpec& model, const MachineSpec& machine, const Plan& plan,
@@ -89,6 +101,7 @@ Prediction engine_candidate_prediction(const ModelSpec& model, const MachineSpec
   set_utilisation(p, model, machine.gpu, plan);
   set_gpu_memory(p, machine, fit);
   p.host = host_memory(machine, fit);
+  p.nvme = nvme_memory(model, machine, plan);
   return p;
 }
 

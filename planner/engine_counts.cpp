@@ -1,5 +1,7 @@
 #include "planner/engine_counts.h"
 
+#include <algorithm>
+#include <set>
 #include <vector>
 
 namespace zeroplan {
@@ -7,6 +9,8 @@ namespace {
 
 /// fp32 master and two moments.
 constexpr double kStateBytes = 12;
+/// The same and the gradients in fp32.
+constexpr double kSwappedBytes = 16;
 
 /// Of a layer's forward, what backward runs again.
 Flops recomputed(const BlockKind& kind, TokenShape tokens) {
@@ -27,17 +31,75 @@ Flops micro_step_flops(const ModelSpec& model, const BlockKind& kind, TokenShape
   return sum;
 }
 
+bool saves_inputs(const BlockKind& kind, const GraphOp& op) {
+  switch (op.kernel) {
+    case Kernel::linear:  // for the gradient of the weight: a frozen one saves nothing
+      return std::any_of(op.tensors.begin(), op.tensors.end(),
+                         [&](int t) { return kind.tensors[static_cast<std::size_t>(t)].trainable; });
+    case Kernel::attention:
+    case Kernel::activation:
+      return true;
+    case Kernel::norm:
+    case Kernel::rotary:
+    case Kernel::add:
+    case Kernel::permute:
+    case Kernel::embedding:
+    case Kernel::router:
+    case Kernel::grouped_linear:
+    case Kernel::combine:
+      return false;
+  }
+  return false;
+}
+
+/// Elements a token that a layer's backward needs. Layers with experts run on other tokens: their input alone.
+double saved_elements(const BlockKind& kind, std::int64_t hidden, bool checkpointing) {
+  const bool experts =
+      std::any_of(kind.ops.begin(), kind.ops.end(), [](const GraphOp& op) { return op.kernel == Kernel::router; });
+  if (checkpointing || experts) return static_cast<double>(hidden);
+  std::set<int> saved;
+  for (const GraphOp& op : kind.ops) {
+    if (saves_inputs(kind, op)) saved.insert(op.inputs.begin(), op.inputs.end());
+  }
+  double sum = 0;
+  for (const int value : saved) {
+    // The encoder's output is one for all layers.
+    if (value != kind.memory) sum += static_cast<double>(kind.values[static_cast<std::size_t>(value)].per_token);
+  }
+  return sum;
+}
+
 }  // namespace
 
+Bytes engine_saved_activations(const ModelSpec& model, const Plan& plan) {
+  std::vector<double> each;
+  for (const BlockKind& kind : model.kinds) {
+    const bool layer = kind.role == BlockRole::layer;
+    each.push_back(layer ? saved_elements(kind, model.hidden, plan.recompute != Recompute::none) : 0);
+  }
+  double sum = 0;
+  for (const int kind : model.sequence) sum += each[static_cast<std::size_t>(kind)];
+  return Bytes(sum * static_cast<double>(plan.micro_step().tokens()) * size_of(plan.precision.weights));
+}
+
 Bytes engine_states_on_gpu(const ModelSpec& model, const Plan& plan) {
-  const auto all = static_cast<double>(model.parameters());
-  const double own = all / plan.shard_ranks, weight = size_of(plan.precision.weights);
+  const auto all = static_cast<double>(model.parameters()), trained = static_cast<double>(model.trainable_parameters());
+  const double weight = size_of(plan.precision.weights), share = 1.0 / plan.shard_ranks;
   const bool states = plan.optimizer.hbm == plan.optimizer.total();
   const bool weights = plan.parameters.hbm == plan.parameters.total();
-  if (plan.engine == Engine::fsdp2) return Bytes(weights ? own * kStateBytes : 0);
-  if (plan.zero_stage == 0) return Bytes(all * (weight + kStateBytes));
-  if (plan.zero_stage < 3) return Bytes(all * weight + (states ? own * kStateBytes : 0));
-  return Bytes(own * ((weights ? weight : 0) + (states ? kStateBytes : 0)));
+  if (plan.engine == Engine::fsdp2)
+    return Bytes(weights ? share * (trained * kStateBytes + (all - trained) * weight) : 0);
+  if (plan.zero_stage == 0) return Bytes(all * weight + trained * kStateBytes);
+  if (plan.zero_stage < 3) return Bytes(all * weight + (states ? share * trained * kStateBytes : 0));
+  return Bytes(share * ((weights ? all * weight : 0) + (states ? trained * kStateBytes : 0)));
+}
+
+Bytes engine_nvme(const ModelSpec& model, const MachineSpec& machine, const Plan& plan) {
+  const double share = static_cast<double>(std::min(machine.gpus_per_node, plan.ranks)) / plan.shard_ranks;
+  const double states = plan.optimizer.nvme > 0 ? kSwappedBytes * static_cast<double>(model.trainable_parameters()) : 0;
+  const double weights =
+      plan.parameters.nvme > 0 ? size_of(plan.precision.weights) * static_cast<double>(model.parameters()) : 0;
+  return Bytes(share * (states + weights));
 }
 
 Flops engine_flops(const ModelSpec& model, const Plan& plan) {

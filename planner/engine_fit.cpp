@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "sim/cost_model.h"
 
@@ -44,6 +46,13 @@ Bytes largest_peak(const RunMemory& memory) {
 }  // namespace
 
 struct EngineFitter::State {
+  /// How a run is recorded, and what of it is known before.
+  struct Recorder {
+    std::function<EngineRecording(const EngineEnvironment&)> record;
+    std::vector<HostBuffer> host;
+    std::function<Bytes(const EngineEnvironment&)> process;
+  };
+
   const ModelSpec& model;
   const MachineSpec& machine;
   double margin;
@@ -54,8 +63,8 @@ struct EngineFitter::State {
 
   const EagerStep& step(const EngineWorkload& w, bool zero3 = false) {
     const EagerAttention attention = w.attention.value_or(usual_attention(model));
-    const Key key{w.tokens.batch, w.tokens.seq_len,   w.checkpointing,   w.type, w.lora_rank,
-                  attention,      w.checkpoint_every, w.keeps_operators, w.offloads_checkpoints, w.code, zero3};
+    const Key key{w.tokens.batch,     w.tokens.seq_len,  w.checkpointing,        w.type, w.lora_rank, attention,
+                  w.checkpoint_every, w.keeps_operators, w.offloads_checkpoints, w.code, zero3};
     const auto found = steps.find(key);
     if (found != steps.end()) return found->second;
     EagerOptions options;
@@ -85,70 +94,170 @@ struct EngineFitter::State {
 
   int ranks_per_node(const EngineWorkload& w) const { return std::min(w.ranks, machine.gpus_per_node); }
 
-  /// `predict(environment)` without a limit, and if that reserves more than the card has, again with its limit.
-  template <class Predict>
-  EngineFit fit(const EngineWorkload& w, int shard_ranks, Predict predict) {
+  Bytes capacity() const { return machine.gpu.memory * (1 - margin); }
+  Bytes host_capacity() const { return machine.usable_dram() * (1 - margin); }
+  static Bytes overhead(const EngineEnvironment& e, const HostUse& host) {
+    return e.context + e.libraries + e.communicators + host.device_page_tables();
+  }
+
+  EngineFit unlimited(const EngineWorkload& w, const EngineEnvironment& free, EnginePrediction prediction) const {
     EngineFit result;
-    const EngineEnvironment free = environment(w, shard_ranks);
-    result.prediction = predict(free);
+    result.prediction = std::move(prediction);
     const EnginePrediction& p = result.prediction;
     result.allocated = largest_peak(p.memory);
     result.reserved = std::max(p.memory.peak_reserved, p.reserved);
     result.reserved_low = std::min(p.reserved_low, result.reserved);
     result.reserved_high = std::max(p.reserved_high, result.reserved);
-    result.overhead = free.context + free.libraries + free.communicators + p.host_use.device_page_tables();
-    result.capacity = machine.gpu.memory * (1 - margin);
+    result.overhead = overhead(free, p.host_use);
+    result.capacity = capacity();
     result.host = p.host * static_cast<double>(ranks_per_node(w));
-    result.host_capacity = machine.usable_dram() * (1 - margin);
-    if (result.device() > result.capacity) limited(result, free, predict);
+    result.host_capacity = host_capacity();
     return result;
   }
 
-  template <class Predict>
-  static void limited(EngineFit& result, EngineEnvironment card, Predict predict) {
+  /// The run on a card without a limit, and if that reserves more than the card has, again with its limit.
+  EngineFit fit_of(const EngineWorkload& w, const EngineEnvironment& free, const EngineRecording& run,
+                   FitDetail detail) const {
+    const bool whole = detail == FitDetail::whole;
+    EngineFit result = unlimited(w, free, predict(run, free, whole ? LeadDetail::bounds : LeadDetail::expected));
+    if (result.device() <= result.capacity) return result;
+    if (detail == FitDetail::verdict) result.reserved_low = std::min(result.reserved, reserved_in_step(run, free));
+    if (whole || result.reserved_low + result.overhead <= result.capacity) {
+      limited(result, free, run);
+    } else {
+      result.gpu = GpuVerdict::does_not_fit;
+    }
+    return result;
+  }
+
+  EngineFit fit(const EngineWorkload& w, int shard_ranks, const Recorder& recorder, FitDetail detail) {
+    const EngineEnvironment free = environment(w, shard_ranks);
+    return fit_of(w, free, recorder.record(free), detail);
+  }
+
+  /// What needs no eager step.
+  EngineTrial trial_of_known(const EngineWorkload& w, int shard_ranks, Bytes known) {
+    EngineTrial trial;
+    trial.device_at_least = known + overhead(environment(w, shard_ranks), {});
+    return trial;
+  }
+
+  EngineTrial trial(const EngineWorkload& w, int shard_ranks, const Recorder& recorder, EngineTrial trial) {
+    const EngineEnvironment free = environment(w, shard_ranks);
+    const HostUse host = host_use(recorder.host);
+    trial.host = (recorder.process(free) + host.total()) * static_cast<double>(ranks_per_node(w));
+    if (trial.host > host_capacity()) return trial;
+    const EngineRecording run = recorder.record(free);
+    trial.device_at_least = live_peak(run.tape) + overhead(free, host);
+    if (trial.device_at_least > capacity()) return trial;
+    EngineFit result = fit_of(w, free, run, FitDetail::verdict);
+    trial.device_at_least = result.device();
+    if (result.fits_in_step()) trial.fit = std::move(result);
+    return trial;
+  }
+
+  static void limited(EngineFit& result, EngineEnvironment card, const EngineRecording& run) {
     const Bytes room = result.capacity - result.overhead;
     card.allocator.capacity = static_cast<std::int64_t>(std::max(room.base(), 0.0));
-    const RunMemory memory = predict(card).memory;
+    const RunMemory memory = replay_run(run, card);
     result.flushes = memory.num_alloc_retries;
     result.gpu = memory.out_of_memory ? GpuVerdict::does_not_fit : GpuVerdict::fits_after_flushes;
     if (!memory.out_of_memory) return;
     result.failed_at = memory.failed_at;
     result.failure = memory.out_of_memory->message();
   }
+
+  /// Of rank 0.
+  DeepSpeedJob job(const DeepSpeedConfig& config, const EngineWorkload& w) const {
+    DeepSpeedJob job;
+    job.config = config;
+    job.ranks = w.ranks;
+    job.accumulation = static_cast<int>(w.accumulation);
+    job.ranks_per_node = machine.gpus_per_node;
+    job.zero_init = config.stage == 3;  // launch.sh asks for it
+    check(job);
+    return job;
+  }
+  /// What of a job follows from the model's parameters.
+  void complete(DeepSpeedJob& job, const EagerStep& step) const {
+    job.rank = deepspeed_worst_rank(step, job);
+    const EngineEnvironment outside;
+    job.flattens_on_host = deepspeed_flattens_on_host(step, job, capacity() - outside.context - outside.libraries);
+  }
+  static Recorder recorder(const EagerStep& step, const DeepSpeedJob& job, const EngineWorkload& w) {
+    return {[&](const EngineEnvironment& e) { return zeroplan::record_deepspeed(step, w.tokens, job, e); },
+            deepspeed_host_memory(step, job), [&](const EngineEnvironment& e) { return process_of(job, e); }};
+  }
+  static Recorder recorder(const EagerStep& step, const Fsdp2Options& options, const EngineWorkload& w) {
+    return {[&](const EngineEnvironment& e) {
+              return zeroplan::record_fsdp2(step, w.tokens, static_cast<int>(w.accumulation), options, e);
+            },
+            fsdp2_host_memory(step, options), [](const EngineEnvironment& e) { return e.fsdp2_process; }};
+  }
 };
+
+namespace {
+
+std::string caveat_of(const DeepSpeedConfig& config) {
+  if (config.mics()) return "MiCS as DeepSpeed 0.19.2 runs it; later releases do not train with it";
+  const bool nvme = config.optimizer_on_nvme() || config.parameters_on_nvme();
+  return nvme ? "NVMe as DeepSpeed's source has it, not measured" : "";
+}
+
+}  // namespace
 
 EngineFitter::EngineFitter(const ModelSpec& model, const MachineSpec& machine, double margin)
     : state_(new State{model, machine, margin, {}, {}}) {}
 EngineFitter::~EngineFitter() = default;
 
-EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w) {
+EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w, FitDetail detail) {
   const EagerStep& step = state_->step(w, config.stage == 3);
-  DeepSpeedJob job;
-  job.config = config;
-  job.ranks = w.ranks;
-  job.accumulation = static_cast<int>(w.accumulation);
-  job.zero_init = config.stage == 3;  // launch.sh asks for it
-  check(job);
-  job.rank = deepspeed_worst_rank(step, job);
-  const EngineEnvironment outside;
-  job.flattens_on_host = deepspeed_flattens_on_host(
-      step, job, state_->machine.gpu.memory * (1 - state_->margin) - outside.context - outside.libraries);
-  EngineFit fit = state_->fit(w, w.ranks, [&](const EngineEnvironment& environment) {
-    return predict_deepspeed(step, w.tokens, job, environment);
-  });
+  DeepSpeedJob job = state_->job(config, w);
+  state_->complete(job, step);
+  EngineFit fit = state_->fit(w, job.shard_ranks(), State::recorder(step, job, w), detail);
   fit.rank = job.rank;
-  if (config.optimizer_on_nvme() || config.parameters_on_nvme()) {
-    fit.caveat = "NVMe as DeepSpeed's source has it, not measured";
-  }
+  fit.caveat = caveat_of(config);
   return fit;
 }
 
-EngineFit EngineFitter::fsdp2(const Fsdp2Options& options, const EngineWorkload& w) {
+EngineFit EngineFitter::fsdp2(const Fsdp2Options& options, const EngineWorkload& w, FitDetail detail) {
   const EagerStep& step = state_->step(w);
   check(options);
-  return state_->fit(w, options.group(), [&](const EngineEnvironment& environment) {
-    return predict_fsdp2(step, w.tokens, static_cast<int>(w.accumulation), options, environment);
-  });
+  return state_->fit(w, options.group(), State::recorder(step, options, w), detail);
+}
+
+EngineTrial EngineFitter::try_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w, Bytes known) {
+  DeepSpeedJob job = state_->job(config, w);
+  EngineTrial trial = state_->trial_of_known(w, job.shard_ranks(), known);
+  if (trial.device_at_least > state_->capacity()) return trial;
+  const EagerStep& step = state_->step(w, config.stage == 3);
+  state_->complete(job, step);
+  trial = state_->trial(w, job.shard_ranks(), State::recorder(step, job, w), trial);
+  if (trial.fit) {
+    trial.fit->rank = job.rank;
+    trial.fit->caveat = caveat_of(config);
+  }
+  return trial;
+}
+
+EngineTrial EngineFitter::try_fsdp2(const Fsdp2Options& options, const EngineWorkload& w, Bytes known) {
+  check(options);
+  const EngineTrial trial = state_->trial_of_known(w, options.group(), known);
+  if (trial.device_at_least > state_->capacity()) return trial;
+  return state_->trial(w, options.group(), State::recorder(state_->step(w), options, w), trial);
+}
+
+EngineRecording EngineFitter::record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w) {
+  const EagerStep& step = state_->step(w, config.stage == 3);
+  DeepSpeedJob job = state_->job(config, w);
+  state_->complete(job, step);
+  return zeroplan::record_deepspeed(step, w.tokens, job, state_->environment(w, job.shard_ranks()));
+}
+
+EngineRecording EngineFitter::record_fsdp2(const Fsdp2Options& options, const EngineWorkload& w) {
+  check(options);
+  return zeroplan::record_fsdp2(state_->step(w), w.tokens, static_cast<int>(w.accumulation), options,
+                                state_->environment(w, options.group()));
 }
 
 EngineFit EngineFitter::deepspeed_text(std::string_view json, const EngineWorkload& workload) {

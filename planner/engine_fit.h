@@ -65,6 +65,20 @@ struct EngineFit {
   bool fits_in_step() const { return fits() && reserved_low + overhead <= capacity; }
 };
 
+/// How much of a fit is worked out; what is left out saves replays.
+enum class FitDetail : std::uint8_t {
+  needs,    // what GPU and host need; a GPU that has less counts as does_not_fit
+  verdict,  // and whether it fits_in_step(); of what does not, whether flushes would make room is not looked at
+  whole,    // and the bounds of the host's lead, flushes, where it fails
+};
+
+/// What a search asks of a configuration: its fit if it does fit, else what is over, found as cheaply as it shows.
+struct EngineTrial {
+  std::optional<EngineFit> fit;  // fits_in_step(); without the bounds of the host's lead unless the verdict took them
+  Bytes device_at_least;         // no fit: what the fit finds is no less
+  Bytes host;                    // no fit: exact, or less when the GPU was too small before the host was looked at
+};
+
 /// Fits of many configurations of one model on one machine; keeps eager steps, which many share. Not thread-safe.
 class EngineFitter {
  public:
@@ -73,8 +87,16 @@ class EngineFitter {
   ~EngineFitter();
 
   /// Throws InputError when the model has no eager graph, or the configuration has what no rule covers.
-  EngineFit deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload);
-  EngineFit fsdp2(const Fsdp2Options& options, const EngineWorkload& workload);
+  EngineFit deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload,
+                      FitDetail detail = FitDetail::whole);
+  EngineFit fsdp2(const Fsdp2Options& options, const EngineWorkload& workload, FitDetail detail = FitDetail::whole);
+  /// Fits, or not, by the same rules: as the above for a search over many. `known`: bytes that are surely alive on the
+  /// GPU at one moment (engine_counts.h).
+  EngineTrial try_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload, Bytes known);
+  EngineTrial try_fsdp2(const Fsdp2Options& options, const EngineWorkload& workload, Bytes known);
+  /// What the fits are read off. Of the rank that needs most.
+  EngineRecording record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload);
+  EngineRecording record_fsdp2(const Fsdp2Options& options, const EngineWorkload& workload);
   /// deepspeed() of a file's text.
   EngineFit deepspeed_text(std::string_view json, const EngineWorkload& workload);
 

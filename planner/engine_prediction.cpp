@@ -25,22 +25,19 @@ Bytes steady_reserved(const RunMemory& memory) {
   return memory.steps.empty() ? memory.peak_reserved : memory.steps.back().reserved;
 }
 
-void run(const EngineTape& tape, PeakCounting counting, const EngineEnvironment& environment,
-         EnginePrediction& prediction) {
-  const RunMemory prompt = replay(tape, environment.allocator, counting);
-  prediction.reserved_low = steady_reserved(prompt);
-  if (environment.cost == nullptr || !depends_on_timing(tape)) {
-    prediction.memory = prompt;
-    prediction.reserved = prediction.reserved_high = prediction.reserved_low;
+void run(const EngineRecording& r, const EngineEnvironment& environment, LeadDetail detail, EnginePrediction& p) {
+  if (environment.cost == nullptr || !depends_on_timing(r.tape)) {
+    p.memory = replay(r.tape, environment.allocator, r.counting);
+    p.reserved = p.reserved_low = p.reserved_high = steady_reserved(p.memory);
     return;
   }
-  WorkTimes times = work_times(tape, *environment.cost);
-  prediction.memory = replay(tape, environment.allocator, counting, &times);
-  prediction.reserved = steady_reserved(prediction.memory);
+  WorkTimes times = work_times(r.tape, *environment.cost);
+  p.memory = replay(r.tape, environment.allocator, r.counting, &times);
+  p.reserved = p.reserved_low = p.reserved_high = steady_reserved(p.memory);
+  if (detail == LeadDetail::expected) return;
+  p.reserved_low = std::min(p.reserved, reserved_in_step(r, environment));
   times.pace.scale = 0.5;
-  prediction.reserved_high =
-      std::max(prediction.reserved, steady_reserved(replay(tape, environment.allocator, counting, &times)));
-  prediction.reserved_low = std::min(prediction.reserved_low, prediction.reserved);
+  p.reserved_high = std::max(p.reserved, steady_reserved(replay(r.tape, environment.allocator, r.counting, &times)));
 }
 
 /// At the moment of the run at which most is alive.
@@ -81,19 +78,6 @@ void add(Traffic& sum, const Traffic& more, double times) {
   for (const auto lane : kLanes) sum.*lane += times * (more.*lane);
 }
 
-EnginePrediction finish(const EngineTape& tape, int accumulation, PeakCounting counting,
-                        const std::vector<HostBuffer>& host, Bytes process, const EngineEnvironment& environment) {
-  EnginePrediction prediction;
-  run(tape, counting, environment, prediction);
-  prediction.traffic = steady_traffic(tape, accumulation);
-  prediction.host_use = host_use(host);
-  prediction.device_used = prediction.reserved + environment.context + environment.libraries +
-                           environment.communicators + prediction.host_use.device_page_tables();
-  prediction.host = process + prediction.host_use.total();
-  prediction.owners = owners_at_peak(tape);
-  return prediction;
-}
-
 }  // namespace
 
 Traffic steady_traffic(const EngineTape& tape, int accumulation) {
@@ -114,26 +98,79 @@ Traffic steady_traffic(const EngineTape& tape, int accumulation) {
   return sum;
 }
 
-EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                   const EngineEnvironment& environment) {
-  EngineTape tape;
+Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment) {
+  return job.zero_init ? environment.deepspeed_zero_init_process : environment.deepspeed_process;
+}
+
+EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
+                                 const EngineEnvironment& environment) {
+  EngineRecording r;
   const int micro_steps = std::min(job.accumulation, kDifferentMicroSteps);
   const EngineRun run{steps_until_steady(job), micro_steps, environment.cublas_workspace, tokens};
-  record_run(*make_deepspeed_engine(step, job, tape), step, run, tape);
-  const Bytes process = job.zero_init ? environment.deepspeed_zero_init_process : environment.deepspeed_process;
-  return finish(tape, job.accumulation, PeakCounting::each_phase, deepspeed_host_memory(step, job), process,
-                environment);
+  record_run(*make_deepspeed_engine(step, job, r.tape), step, run, r.tape);
+  r.accumulation = job.accumulation;
+  r.counting = PeakCounting::each_phase;
+  r.host = deepspeed_host_memory(step, job);
+  r.process = process_of(job, environment);
+  return r;
+}
+
+EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
+                             const EngineEnvironment& environment) {
+  constexpr int kSteadySteps = 3;  // states are made in the first step
+  EngineRecording r;
+  const int micro_steps = std::min(accumulation, kDifferentMicroSteps);
+  const EngineRun run{kSteadySteps, micro_steps, environment.cublas_workspace, tokens};
+  record_run(*make_fsdp2_engine(step, options, r.tape), step, run, r.tape);
+  r.accumulation = accumulation;
+  r.counting = PeakCounting::since_step;
+  r.host = fsdp2_host_memory(step, options);
+  r.process = environment.fsdp2_process;
+  return r;
+}
+
+EnginePrediction predict(const EngineRecording& r, const EngineEnvironment& environment, LeadDetail detail) {
+  EnginePrediction prediction;
+  run(r, environment, detail, prediction);
+  prediction.traffic = steady_traffic(r.tape, r.accumulation);
+  prediction.host_use = host_use(r.host);
+  prediction.device_used = prediction.reserved + environment.context + environment.libraries +
+                           environment.communicators + prediction.host_use.device_page_tables();
+  prediction.host = r.process + prediction.host_use.total();
+  prediction.owners = owners_at_peak(r.tape);
+  return prediction;
+}
+
+Bytes reserved_in_step(const EngineRecording& r, const EngineEnvironment& environment) {
+  return steady_reserved(replay(r.tape, environment.allocator, r.counting));
+}
+
+RunMemory replay_run(const EngineRecording& r, const EngineEnvironment& environment) {
+  if (environment.cost == nullptr || !depends_on_timing(r.tape))
+    return replay(r.tape, environment.allocator, r.counting);
+  const WorkTimes times = work_times(r.tape, *environment.cost);
+  return replay(r.tape, environment.allocator, r.counting, &times);
+}
+
+Bytes live_peak(const EngineTape& tape) {
+  std::int64_t now = 0, most = 0;
+  for (const TapeOp& op : tape.ops()) {
+    if (op.kind != TapeKind::alloc && op.kind != TapeKind::free) continue;
+    const std::int64_t bytes = tape.buffer(static_cast<TapeId>(op.id)).bytes;
+    now += op.kind == TapeKind::alloc ? bytes : -bytes;
+    most = std::max(most, now);
+  }
+  return Bytes(static_cast<double>(most));
+}
+
+EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
+                                   const EngineEnvironment& environment) {
+  return predict(record_deepspeed(step, tokens, job, environment), environment);
 }
 
 EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
                                const EngineEnvironment& environment) {
-  constexpr int kSteadySteps = 3;  // states are made in the first step
-  EngineTape tape;
-  const int micro_steps = std::min(accumulation, kDifferentMicroSteps);
-  const EngineRun run{kSteadySteps, micro_steps, environment.cublas_workspace, tokens};
-  record_run(*make_fsdp2_engine(step, options, tape), step, run, tape);
-  return finish(tape, accumulation, PeakCounting::since_step, fsdp2_host_memory(step, options),
-                environment.fsdp2_process, environment);
+  return predict(record_fsdp2(step, tokens, accumulation, options, environment), environment);
 }
 
 }  // namespace zeroplan

@@ -3,6 +3,7 @@
 // the engine on top of it, the caching allocator below, and what lies outside of it.
 
 #include <cstdint>
+#include <vector>
 
 #include "models/deepspeed_engine.h"
 #include "models/eager_step.h"
@@ -50,6 +51,35 @@ struct EnginePrediction {
 /// What collectives and copies of the tape's last step move, for `accumulation` micro-steps: a tape of three stands for
 /// any greater number. Throws std::logic_error when it has another number.
 Traffic steady_traffic(const EngineTape& tape, int accumulation);
+
+/// A run under an engine from loading to its steady step, and what surrounds it: all that its memory is read off.
+struct EngineRecording {
+  EngineTape tape;
+  int accumulation = 1;  // of the run; the tape has at most three micro-steps a step
+  PeakCounting counting = PeakCounting::each_phase;
+  std::vector<HostBuffer> host;
+  Bytes process;  // resident set without `host`
+};
+/// Resident set of a process without what the engine offloads.
+Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment);
+EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
+                                 const EngineEnvironment& environment);
+EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
+                             const EngineEnvironment& environment);
+
+/// How many replays a prediction takes where it depends on how far the host runs ahead.
+enum class LeadDetail : std::uint8_t {
+  expected,  // one: `reserved_low` and `reserved_high` are `reserved`
+  bounds,    // three
+};
+EnginePrediction predict(const EngineRecording& recording, const EngineEnvironment& environment,
+                         LeadDetail detail = LeadDetail::bounds);
+/// What torch.cuda says in the steady step when the host is in step with the GPU: EnginePrediction::reserved_low.
+Bytes reserved_in_step(const EngineRecording& recording, const EngineEnvironment& environment);
+/// As predict().memory, nothing else.
+RunMemory replay_run(const EngineRecording& recording, const EngineEnvironment& environment);
+/// The most bytes that buffers hold at one moment of the run, unrounded: no replay reserves less. A pass over the tape.
+Bytes live_peak(const EngineTape& tape);
 
 /// Of job.rank: rank 0 by default; deepspeed_worst_rank() names the one that needs most.
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,

@@ -5,15 +5,18 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "models/error.h"
-#include "planner/engine_candidate.h"
 #include "planner/engine_counts.h"
-#include "planner/engine_fit.h"
-#include "planner/export_parts.h"
-#include "sim/engine_time.h"
+#include "planner/engine_plans.h"
+#include "planner/shortfall.h"
+#include "sim/gpu_model.h"
 
 namespace zeroplan {
 namespace {
@@ -28,8 +31,13 @@ struct Option {
   double tokens_per_second = 0;
 };
 
-/// A plan that does not fit, and by how much.
+/// A plan that does not fit: what it lacks at least, as a share of what there is.
 struct Miss {
+  Option option;
+  double least_lack = 0;
+};
+/// All of it.
+struct Shortage {
   Candidate candidate;
   EngineFit fit;
   double lack = 0;
@@ -45,33 +53,47 @@ Kind kind_of(const Plan& p) {
 class EngineSearch {
  public:
   EngineSearch(Answer& answer, const Workload& workload)
-      : answer_(answer),
-        request_(answer.request),
-        workload_(workload),
-        diskless_(answer.request.machine),
-        fitter_(request_.model, request_.machine, request_.margin) {
-    diskless_.nvme = {};
-  }
+      : answer_(answer), request_(answer.request), workload_(workload), plans_(request_) {}
 
   void run() {
     collect();
-    std::stable_sort(options_.begin(), options_.end(), [&](const Option& a, const Option& b) { return better(a, b); });
-    for (const Option& option : options_) {
-      if (enough() || replays_ >= most_replays()) break;
-      consider(option);
-    }
+    consider_fastest();
     for (const int stage : stages()) {
       if (request_.per_stage ? !has_stage(stage) : found_.empty()) consider_frugal(stage);
     }
     finish();
   }
 
+  /// The first that fits of those that take least at the highest stage; nothing when none does.
+  std::optional<Candidate> frugal() {
+    collect();
+    consider_frugal(stages().back());
+    return first_found();
+  }
+  /// The fastest that fits, of a few.
+  std::optional<Candidate> fastest(int most_tried) {
+    collect();
+    most_replays_ = std::min(most_replays_, most_tried);
+    consider_fastest();
+    if (found_.empty()) consider_frugal(stages().back());
+    return first_found();
+  }
+
  private:
+  void consider_fastest() {
+    std::stable_sort(options_.begin(), options_.end(), [&](const Option& a, const Option& b) { return better(a, b); });
+    for (const Option& option : options_) {
+      if (enough() || replays_ >= most_replays_) break;
+      consider(option);
+    }
+  }
+  std::optional<Candidate> first_found() const { return found_.empty() ? std::nullopt : std::optional(found_.front()); }
+
   /// A replay takes time in proportion to the layers.
-  int most_replays() const {
+  static int most_replays(const ModelSpec& model) {
     constexpr std::int64_t kMostLayers = 12'000, kFewest = 6;
-    return static_cast<int>(std::clamp<std::int64_t>(kMostLayers / std::max<std::int64_t>(request_.model.num_layers, 1),
-                                                     kFewest, kMostReplays));
+    return static_cast<int>(
+        std::clamp<std::int64_t>(kMostLayers / std::max<std::int64_t>(model.num_layers, 1), kFewest, kMostReplays));
   }
 
   bool deepspeed() const { return request_.engine == Engine::deepspeed; }
@@ -92,15 +114,15 @@ class EngineSearch {
     return stages;
   }
 
-  /// Whole placements only: neither engine splits states block by block.
-  /// NVMe is left out.
+  /// Whole placements only: neither engine splits states block by block. NVMe serves DeepSpeed's stage 3.
   std::vector<OffloadStyle> offloads(int stage) const {
     std::vector<OffloadStyle> styles;
     for (OffloadStyle s : offloads_of(request_, stage)) {
       s.gradients = Tier::hbm;
       s.whole = true;
       if (s.update == UpdateOn::device && s.optimizer != Tier::hbm) continue;
-      if (s.optimizer == Tier::nvme || s.parameters == Tier::nvme) continue;  // no step time: docs/step-time.md
+      const bool on_nvme = s.optimizer == Tier::nvme || s.parameters == Tier::nvme;
+      if (on_nvme && (!deepspeed() || stage < 3)) continue;
       // FSDP2's CPUOffloadPolicy takes parameters and optimizer together, to the host.
       const bool all_on_host = s.optimizer == Tier::host && s.parameters == Tier::host;
       if (!deepspeed() && s.optimizer != Tier::hbm && !all_on_host) continue;
@@ -120,10 +142,16 @@ class EngineSearch {
 
   void refuse_nvme() const {
     const auto& fixed = request_.constraints.offload;
-    if (fixed && fixed->what != OffloadWhat::none && fixed->to == Tier::nvme) {
-      throw InputError(fmt::format("--offload ...:nvme: step times with NVMe are not modelled for {}; expected cpu",
-                                   to_string(request_.engine)));
+    if (!deepspeed() && fixed && fixed->what != OffloadWhat::none && fixed->to == Tier::nvme) {
+      throw InputError("--offload ...:nvme: expected cpu: FSDP2 offloads to host memory only");
     }
+  }
+
+  void refuse_precision() const {
+    const GpuSpec& gpu = request_.machine.gpu;
+    if (request_.machine.host_device || GpuModel(gpu).supports(request_.precision)) return;
+    throw InputError(fmt::format("--precision {}: expected {}: {} has no matmuls of that type",
+                                 to_string(request_.precision), gpu.peak_fp16 ? "fp16 or fp32" : "fp32", gpu.name));
   }
 
   /// Flags that leave no plan at all.
@@ -133,12 +161,15 @@ class EngineSearch {
       throw InputError(
           "--offload optimizer: FSDP2 moves parameters and optimizer together; expected parameters or all");
     }
-    throw InputError(fmt::format("no plan exists in this space: --offload needs --zero {}",
-                                 deepspeed() ? "1 or higher (optimizer) or 3 (parameters)" : "3"));
+    const auto& fixed = request_.constraints.offload;
+    throw InputError(fmt::format(
+        "--offload: no plan exists in this space: expected --zero {}",
+        !deepspeed() || (fixed && fixed->to == Tier::nvme) ? "3" : "1 or higher (optimizer) or 3 (parameters)"));
   }
 
   void collect() {
     refuse_nvme();
+    refuse_precision();
     for (const int stage : stages()) {
       for (const OffloadStyle& offload : offloads(stage)) {
         for (const int group : deepspeed() ? std::vector<int>{stage == 0 ? 1 : request_.machine.ranks()}
@@ -159,9 +190,9 @@ class EngineSearch {
     option.plan = plan_of(request_, workload_, choice);
     option.plan.engine = request_.engine;
     ++answer_.search.space;
-    option.time = time_of(option.plan);
+    option.time = plans_.time(option.plan);
     option.tokens_per_second = tokens() / option.time.step.base();
-    if (engine_states_on_gpu(request_.model, option.plan) > request_.machine.gpu.memory * (1 - request_.margin)) {
+    if (engine_states_on_gpu(plans_.trained(), option.plan) > request_.machine.gpu.memory * (1 - request_.margin)) {
       hopeless_.push_back(option);
       return;
     }
@@ -171,23 +202,6 @@ class EngineSearch {
 
   double tokens() const { return static_cast<double>(workload_.global_batch * workload_.seq_len); }
 
-  EngineTime time_of(const Plan& p) const {
-    EngineTimeRun run;
-    run.engine = deepspeed() ? TimedEngine::deepspeed : TimedEngine::fsdp2;
-    run.stage = p.zero_stage;
-    run.tokens = p.micro_step();
-    run.accumulation = p.accumulation;
-    run.ranks = p.ranks;
-    run.shard_ranks = p.zero_stage == 0 || p.shard_ranks == p.ranks ? 0 : p.shard_ranks;
-    run.recompute = p.recompute == Recompute::none ? TimedRecompute::none : TimedRecompute::full;
-    run.type = p.precision.weights;
-    run.reduction = deepspeed() ? p.precision.gradients : DType::fp32;
-    run.optimizer = deepspeed() ? OptimizerSoftware::deepspeed : OptimizerSoftware::torch_fused;
-    if (p.optimizer.hbm < p.optimizer.total()) run.offload_optimizer = OffloadedOptimizer::host;
-    run.offload_parameters = p.parameters.hbm < p.parameters.total();
-    return predict_engine_time(request_.model, request_.machine, run);
-  }
-
   bool better(const Option& a, const Option& b) const {
     if (request_.objective == Objective::memory) return frugality(a) < frugality(b);
     return a.tokens_per_second > b.tokens_per_second;
@@ -195,7 +209,7 @@ class EngineSearch {
 
   /// Smaller: less on the GPU, before any replay.
   std::tuple<std::int64_t, bool, Bytes> frugality(const Option& o) const {
-    return {o.plan.micro_batch, o.plan.recompute == Recompute::none, engine_states_on_gpu(request_.model, o.plan)};
+    return {o.plan.micro_batch, o.plan.recompute == Recompute::none, engine_states_on_gpu(plans_.trained(), o.plan)};
   }
 
   // --- memory --------------------------------------------------------------------------------------
@@ -236,45 +250,41 @@ class EngineSearch {
     const auto full = too_large_.find(kind);
     if (taken(option.plan)) return;
     if (full != too_large_.end() && option.plan.micro_batch >= full->second) return;  // less did not fit
-    const EngineFit fit = fit_of(option.plan);
+    EngineTrial trial = plans_.try_fit(option.plan);
     ++replays_;
-    Candidate candidate{
-        option.plan,
-        engine_candidate_prediction(request_.model, request_.machine, option.plan, option.time, fit, tokens()),
-        fit.fits_in_step()};
-    if (candidate.fits) {
-      found_.push_back(std::move(candidate));
+    if (trial.fit) {
+      found_.push_back(plans_.candidate(option.plan, option.time, *trial.fit));
       return;
     }
     too_large_[kind] =
         std::min(full == too_large_.end() ? option.plan.micro_batch : full->second, option.plan.micro_batch);
-    const double lacking = lack(fit);
-    const auto nearest = nearest_.find(option.plan.zero_stage);
-    if (nearest != nearest_.end() && nearest->second.lack <= lacking) return;
-    nearest_.insert_or_assign(option.plan.zero_stage, Miss{std::move(candidate), fit, lacking});
+    misses_[option.plan.zero_stage].push_back({option, lack(option.plan, trial.device_at_least, trial.host)});
   }
 
-  EngineFit fit_of(const Plan& plan) {
-    const EngineWorkload w{plan.micro_step(), plan.accumulation, plan.ranks, plan.recompute != Recompute::none,
-                           plan.precision.weights};
-    if (!deepspeed()) return fitter_.fsdp2(fsdp2_options(plan), w);
-    const Prediction none;
-    return fitter_.deepspeed_text(export_deepspeed({plan, request_.model, diskless_, none, request_.margin}).json, w);
-  }
-
-  static Fsdp2Options fsdp2_options(const Plan& plan) {
-    Fsdp2Options o;
-    o.ranks = plan.ranks;
-    o.shard_ranks = plan.shard_ranks == plan.ranks ? 0 : plan.shard_ranks;
-    o.reshard_after_forward = o.reshard_root = plan.zero_stage == 3;
-    o.compute = plan.precision.weights;
-    o.offload = plan.parameters.hbm < plan.parameters.total();
-    return o;
-  }
-
-  static double lack(const EngineFit& fit) {
+  double lack(const Plan& plan, Bytes device, Bytes host) const {
     const auto over = [](Bytes needed, Bytes available) { return std::max(0.0, (needed - available) / available); };
-    return over(fit.device(), fit.capacity) + over(fit.host, fit.host_capacity);
+    const MachineSpec& m = request_.machine;
+    const double left = 1 - request_.margin;
+    const Bytes nvme = engine_nvme(plans_.trained(), m, plan);
+    return over(device, m.gpu.memory * left) + over(host, m.usable_dram() * left) +
+           (nvme > Bytes() ? over(nvme, m.nvme.capacity * left) : 0);
+  }
+
+  /// The plan that lacks least, of equals the first. Only those that may be it are fitted.
+  Shortage nearest_of(const std::vector<Miss>& misses) {
+    std::vector<std::size_t> order(misses.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return misses[i].least_lack; });
+    std::pair least(std::numeric_limits<double>::infinity(), misses.size());
+    for (const std::size_t i : order) {
+      if (misses[i].least_lack > least.first) break;
+      if (std::pair(misses[i].least_lack, i) > least) continue;
+      const EngineFit fit = plans_.fit(misses[i].option.plan, FitDetail::needs);
+      least = std::min(least, std::pair(lack(misses[i].option.plan, fit.device(), fit.host), i));
+    }
+    const Option& option = misses[least.second].option;
+    const EngineFit fit = plans_.fit(option.plan, FitDetail::verdict);
+    return Shortage{plans_.candidate(option.plan, option.time, fit), fit, least.first};
   }
 
   // --- what is reported ----------------------------------------------------------------------------
@@ -283,8 +293,8 @@ class EngineSearch {
     if (found_.empty()) set_shortfall();
     answer_.feasible = !found_.empty();
     if (request_.per_stage) {
-      for (const auto& [stage, miss] : nearest_) {
-        if (!has_stage(stage)) found_.push_back(miss.candidate);
+      for (const auto& [stage, misses] : misses_) {
+        if (!has_stage(stage)) found_.push_back(nearest_of(misses).candidate);
       }
     }
     std::stable_sort(found_.begin(), found_.end(), [&](const Candidate& a, const Candidate& b) {
@@ -296,10 +306,9 @@ class EngineSearch {
     if (!request_.per_stage && found_.size() > most) found_.resize(most);
     answer_.plans = found_;
     const Candidate& shown = answer_.feasible ? answer_.plans.front() : answer_.shortfall->nearest;
-    for (const Assumption& a : time_of(shown.plan).assumptions) answer_.assumptions.push_back(a);
-    if (request_.machine.nvme.drives > 0) {
-      answer_.assumptions.push_back(
-          {"offload to NVMe", "not tried", "its step time is not modelled under other engines"});
+    for (const Assumption& a : plans_.time(shown.plan).assumptions) answer_.assumptions.push_back(a);
+    if (request_.machine.nvme.drives > 0 && !deepspeed()) {
+      answer_.assumptions.push_back({"NVMe", "not used", "FSDP2 offloads to host memory only"});
     }
     answer_.assumptions.push_back({"engine", deepspeed() ? "DeepSpeed 0.19.8" : "FSDP2 of torch 2.11",
                                    "transformers 5.17 in eager mode, SDPA attention, no chunked loss; memory replayed "
@@ -307,12 +316,14 @@ class EngineSearch {
                                    "(docs/engines.md), step time by docs/step-time.md"});
   }
 
-  const Miss& least_miss() const {
-    return std::ranges::min_element(nearest_, {}, [](const auto& entry) { return entry.second.lack; })->second;
+  Shortage least_shortage() {
+    std::vector<Miss> all;
+    for (const auto& [stage, misses] : misses_) all.insert(all.end(), misses.begin(), misses.end());
+    return nearest_of(all);
   }
 
   void set_shortfall() {
-    const Miss& miss = least_miss();
+    const Shortage miss = least_shortage();
     Shortfall s;
     s.nearest = miss.candidate;
     const double left = 1 - request_.margin;
@@ -320,45 +331,59 @@ class EngineSearch {
       s.lacks.push_back({"gpu", miss.fit.device(), request_.machine.gpu.memory * left});
     }
     if (!miss.fit.host_fits()) s.lacks.push_back({"host", miss.fit.host, miss.fit.host_capacity});
-    s.changes = more_host_memory(miss);
-    s.optimizer_states = Bytes(12.0 * static_cast<double>(request_.model.parameters()));
-    answer_.shortfall = s;
-  }
-
-  /// When the host alone is too small: the memory that would do, checked.
-  std::vector<Shortfall::Change> more_host_memory(const Miss& miss) const {
-    const EngineFit& fit = miss.fit;
-    const bool card_holds = fit.gpu != GpuVerdict::does_not_fit && fit.reserved_low + fit.overhead <= fit.capacity;
-    if (!card_holds || fit.host_fits()) return {};
-    constexpr double kStep = 64 * kGiB;
-    MachineSpec larger = request_.machine;
-    for (double dram = std::ceil(fit.host.base() / kStep) * kStep; dram <= 1024 * kTiB; dram += kStep) {
-      set_host_memory(larger, Bytes(dram));
-      if (fit.host > larger.usable_dram() * (1 - request_.margin)) continue;
-      Candidate result = miss.candidate;
-      result.prediction.host->capacity = larger.usable_dram();
-      result.fits = true;
-      return {
-          {fmt::format("{} of host memory a node (now {})", format_gib(Bytes(dram)), format_gib(request_.machine.dram)),
-           fmt::format("--host-memory {:.0f}GiB", dram / kGiB), result}};
+    s.changes = changes_that_fit(request_);
+    if (const auto& nvme = miss.candidate.prediction.nvme; nvme && nvme->peak > nvme->capacity * left) {
+      s.lacks.push_back({"nvme", nvme->peak, nvme->capacity * left});
     }
-    return {};
+    s.optimizer_states = Bytes(12.0 * static_cast<double>(plans_.trained().trainable_parameters()));
+    answer_.shortfall = s;
   }
 
   Answer& answer_;
   const Request& request_;
   const Workload& workload_;
-  MachineSpec diskless_;  // on the machine itself the exporter may move states to NVMe
-  EngineFitter fitter_;
+  EnginePlans plans_;
   std::vector<Option> options_, hopeless_;  // hopeless: states alone are too large
   std::vector<Candidate> found_;
-  std::map<Kind, std::int64_t> too_large_;  // the smallest micro-batch that did not fit
-  std::map<int, Miss> nearest_;             // by stage, of those that do not fit
-  int replays_ = 0;
+  std::map<Kind, std::int64_t> too_large_;   // the smallest micro-batch that did not fit
+  std::map<int, std::vector<Miss>> misses_;  // by stage, as considered
+  int most_replays_, replays_ = 0;
+};
+
+/// Of a request that needs no report.
+struct QuickSearch {
+  explicit QuickSearch(const Request& request) {
+    answer.request = request;
+    answer.request.top_k = 1;
+    answer.request.per_stage = false;
+    workload = workload_of(answer.request, answer.assumptions, answer.warnings);
+  }
+  Answer answer;
+  Workload workload;
 };
 
 }  // namespace
 
-void search_engine(Answer& answer, const Workload& workload) { EngineSearch(answer, workload).run(); }
+void search_engine(Answer& answer, const Workload& workload) {
+  try {
+    EngineSearch(answer, workload).run();
+  } catch (const InputError& e) {
+    // What the models of memory and time refuse follows from the engine that was asked for.
+    const std::string what = e.what();
+    if (what.starts_with("--")) throw;
+    throw InputError(fmt::format("--engine {}: {}", to_string(answer.request.engine), what));
+  }
+}
+
+std::optional<Candidate> engine_plan_that_fits(const Request& request) {
+  QuickSearch quick(request);
+  return EngineSearch(quick.answer, quick.workload).frugal();
+}
+
+std::optional<Candidate> fastest_engine_plan(const Request& request) {
+  constexpr int kMostTried = 12;
+  QuickSearch quick(request);
+  return EngineSearch(quick.answer, quick.workload).fastest(kMostTried);
+}
 
 }  // namespace zeroplan

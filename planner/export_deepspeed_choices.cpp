@@ -49,13 +49,16 @@ class Chooser {
     note_precision();
     note_update();
     note_memory();
+    note_adapters();
     return choices_;
   }
 
  private:
   void note(std::string text) { notes_.push_back("deepspeed.json: " + std::move(text)); }
   bool narrow() const { return plan_.precision.weights != DType::fp32; }
-  std::int64_t owned() const { return divided_up(shape_.parameters, plan_.ranks); }
+  /// Of the optimizer; and of all weights.
+  std::int64_t owned() const { return divided_up(shape_.trained, plan_.ranks); }
+  std::int64_t owned_weights() const { return divided_up(shape_.parameters, plan_.ranks); }
 
   void choose_stage() {
     choices_.stage = plan_.zero_stage;
@@ -76,8 +79,8 @@ class Chooser {
       choices_.hpz_ranks = plan_.shard_ranks;
       note(fmt::format(
           "groups of {} ranks are hpZ: weights are gathered inside a group, gradients and optimizer states are "
-          "sharded over all {} ranks (less memory, one gather a step between groups). MiCS is the plan's own "
-          "form; it needs deepspeed.zero.MiCS_Init in the training script.",
+          "sharded over all {} ranks (less memory, one gather a step between groups). MiCS, the plan's own form, "
+          "trains up to DeepSpeed 0.19.2 only.",
           plan_.shard_ranks, plan_.ranks));
       return;
     }
@@ -129,7 +132,7 @@ class Chooser {
     choices_.swap_buffers = std::max<std::int64_t>(5, (1 + plan_.prefetch_layers) * shape_.layer_tensors + 2);
     const double on_host = share_of_first(subject_.model, plan_.parameters.hbm + plan_.parameters.host) -
                            share_of_first(subject_.model, plan_.parameters.hbm);
-    choices_.max_in_cpu = static_cast<std::int64_t>(std::floor(on_host * static_cast<double>(owned())));
+    choices_.max_in_cpu = static_cast<std::int64_t>(std::floor(on_host * static_cast<double>(owned_weights())));
   }
 
   Bytes host_capacity() const { return subject_.machine.usable_dram() * (1 - subject_.margin); }
@@ -236,16 +239,17 @@ class Chooser {
   Bytes gpu_states() const {
     const auto all = static_cast<double>(shape_.parameters), own = static_cast<double>(owned());
     const double weights = size_of(plan_.precision.weights);
-    if (choices_.stage == 0) return Bytes(all * (narrow() ? 24 : 16));
+    const double trained = static_cast<double>(shape_.trained), frozen = static_cast<double>(owned_weights()) - own;
+    if (choices_.stage == 0) return Bytes(trained * (narrow() ? 24 : 16) + (all - trained) * weights);
     if (choices_.stage < 3) {
       if (choices_.optimizer != Tier::hbm) return Bytes(all * weights);
       return Bytes(all * weights + own * (choices_.fp32_accumulation ? 16 : narrow() ? 20 : 24));
     }
     if (choices_.parameters != Tier::hbm) return Bytes();
     if (choices_.optimizer != Tier::hbm)
-      return Bytes(own * (weights + (1 - choices_.optimizer_ratio) * kPartialOffloadBytes));
+      return Bytes(frozen * weights + own * (weights + (1 - choices_.optimizer_ratio) * kPartialOffloadBytes));
     const double gradient = choices_.fp32_accumulation ? 4 : weights;
-    return Bytes(own * (weights + 12 + gradient));
+    return Bytes(frozen * weights + own * (weights + 12 + gradient));
   }
 
   void note_memory() {
@@ -267,11 +271,20 @@ class Chooser {
     if (choices_.optimizer == Tier::nvme || choices_.parameters == Tier::nvme) note_disk();
   }
 
+  void note_adapters() {
+    if (plan_.lora_rank == 0) return;
+    note(
+        fmt::format("wrap the model with peft in the training script: LoraConfig(r={}, "
+                    "target_modules=\"all-linear\"); DeepSpeed has no key for it.",
+                    plan_.lora_rank));
+  }
+
   /// Master, moments and gradients: 16 bytes an element; weights in their own type.
   Bytes disk_need(const DeepspeedChoices& choices) const {
-    const double per_element = (choices.optimizer == Tier::nvme ? 16 : 0) +
-                               (choices.parameters == Tier::nvme ? size_of(plan_.precision.weights) : 0);
-    return Bytes(per_element * static_cast<double>(owned()) * subject_.ranks_per_node());
+    const double states = choices.optimizer == Tier::nvme ? 16 * static_cast<double>(owned()) : 0;
+    const double weights =
+        choices.parameters == Tier::nvme ? size_of(plan_.precision.weights) * static_cast<double>(owned_weights()) : 0;
+    return Bytes((states + weights) * subject_.ranks_per_node());
   }
   Bytes disk_capacity() const { return subject_.machine.nvme.capacity * (1 - subject_.margin); }
 
@@ -334,16 +347,17 @@ DeepspeedChoices choose_deepspeed(const ExportSubject& subject, std::vector<std:
 HostNeed deepspeed_host_need(const ExportSubject& subject, const DeepspeedChoices& choices) {
   const Plan& plan = subject.plan;
   const ModelShape shape = shape_of(subject.model);
-  const auto own = static_cast<double>(divided_up(shape.parameters, plan.ranks));
+  const auto own = static_cast<double>(divided_up(shape.trained, plan.ranks));
+  const auto held = static_cast<double>(divided_up(shape.parameters, plan.ranks));
   const double weights = size_of(plan.precision.weights);
   HostSum sum;
   sum.pageable(kProcessBytes);
   if (choices.optimizer != Tier::hbm && choices.stage < 3) add_optimizer_below_3(plan, shape, own, sum);
   if (choices.optimizer != Tier::hbm && choices.stage == 3) add_optimizer_at_3(plan, choices, own, sum);
   if (choices.parameters == Tier::host) {
-    sum.pinned(weights * own);
+    sum.pinned(weights * held);
     sum.rounded +=
-        2 * weights * own;  // the parameters' first blocks stay in torch's cache, rounded up to twice their size
+        2 * weights * held;  // the parameters' first blocks stay in torch's cache, rounded up to twice their size
   } else if (choices.parameters == Tier::nvme) {
     sum.pageable(weights * static_cast<double>(choices.swap_buffer * choices.swap_buffers));
     sum.pinned(weights * static_cast<double>(choices.max_in_cpu + choices.sub_group));

@@ -16,6 +16,7 @@ EngineWorkload workload_of(const Plan& plan) {
   w.ranks = plan.ranks;
   w.checkpointing = plan.recompute != Recompute::none;  // launch.sh turns it on for every layer
   w.type = plan.precision.weights;
+  w.lora_rank = plan.lora_rank;
   return w;
 }
 

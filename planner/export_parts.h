@@ -14,7 +14,7 @@ namespace zeroplan {
 /// What an exporter reads. The references outlive it.
 struct ExportSubject {
   const Plan& plan;
-  const ModelSpec& model;
+  const ModelSpec& model;  // with the plan's adapters
   const MachineSpec& machine;
   const Prediction& prediction;
   double margin;
@@ -25,6 +25,7 @@ struct ExportSubject {
 /// Element counts of the model that the other engines' knobs are stated in.
 struct ModelShape {
   std::int64_t parameters = 0;
+  std::int64_t trained = 0;        // of them; fewer with adapters
   std::int64_t largest_layer = 0;  // the layer block with most parameters
   std::int64_t layer_tensors = 0;  // parameters of that block as modules hold them: experts fused to one
   std::int64_t largest_tensor =

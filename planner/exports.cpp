@@ -22,15 +22,17 @@ void add_tensor(const TensorSpec& tensor, ModelShape& shape) {
   shape.all_vectors += elements;
 }
 
-ExportSubject subject_of(const Candidate& candidate, const Answer& answer) {
-  return {candidate.plan, answer.request.model, answer.request.machine, candidate.prediction, answer.request.margin};
+ExportSubject subject_of(const Candidate& candidate, const Answer& answer, const ModelSpec& trained) {
+  return {candidate.plan, trained, answer.request.machine, candidate.prediction, answer.request.margin};
 }
+ModelSpec trained_of(const Answer& answer) { return adapted_model(answer.request.model, answer.request.lora_rank); }
 
 }  // namespace
 
 ModelShape shape_of(const ModelSpec& model) {
   ModelShape shape;
   shape.parameters = model.parameters();
+  shape.trained = model.trainable_parameters();
   for (const int k : model.sequence) {
     const BlockKind& kind = model.kinds[static_cast<std::size_t>(k)];
     for (const TensorSpec& tensor : kind.tensors) add_tensor(tensor, shape);
@@ -92,13 +94,15 @@ std::vector<std::string> notes_of(const DeepspeedExport& deepspeed, const FsdpEx
 }  // namespace
 
 std::vector<ExportFile> export_files(const Candidate& candidate, const Answer& answer) {
-  const ExportSubject subject = subject_of(candidate, answer);
+  const ModelSpec trained = trained_of(answer);
+  const ExportSubject subject = subject_of(candidate, answer, trained);
   return files_of(subject, export_deepspeed(subject), export_fsdp(subject));
 }
 
 ExportSet export_fitted(const Candidate& candidate, const Answer& answer) {
-  const ExportSubject subject = subject_of(candidate, answer);
-  EngineFitter fitter(subject.model, subject.machine, subject.margin);
+  const ModelSpec trained = trained_of(answer);
+  const ExportSubject subject = subject_of(candidate, answer, trained);
+  EngineFitter fitter(answer.request.model, subject.machine, subject.margin);
   DeepspeedFit deepspeed = deepspeed_that_fits(subject, fitter);
   const FsdpExport fsdp = export_fsdp(subject);
   ExportSet set;
@@ -109,13 +113,15 @@ ExportSet export_fitted(const Candidate& candidate, const Answer& answer) {
 }
 
 std::string under_deepspeed(const Candidate& candidate, const Answer& answer) {
-  const ExportSubject subject = subject_of(candidate, answer);
-  EngineFitter fitter(subject.model, subject.machine, subject.margin);
+  const ModelSpec trained = trained_of(answer);
+  const ExportSubject subject = subject_of(candidate, answer, trained);
+  EngineFitter fitter(answer.request.model, subject.machine, subject.margin);
   return deepspeed_as_planned(subject, fitter).as_planned;
 }
 
 std::vector<std::string> export_notes(const Candidate& candidate, const Answer& answer) {
-  const ExportSubject subject = subject_of(candidate, answer);
+  const ModelSpec trained = trained_of(answer);
+  const ExportSubject subject = subject_of(candidate, answer, trained);
   return notes_of(export_deepspeed(subject), export_fsdp(subject));
 }
 

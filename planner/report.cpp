@@ -22,6 +22,10 @@ std::string header(const Answer& answer) {
   const Request& request = answer.request;
   const MachineSpec& machine = request.machine;
   std::string text = fmt::format("{}: {} parameters", request.model.name, format_count(request.model.parameters()));
+  if (request.lora_rank > 0) {
+    const ModelSpec trained = adapted_model(request.model, request.lora_rank);
+    text += fmt::format(" and {} of adapters, which alone are trained", format_count(trained.trainable_parameters()));
+  }
   text += fmt::format(", {} layers\n", request.model.num_layers);
   text += fmt::format("{} ({}): {}, {} host memory{}", machine.name, machine.provider, gpus_text(machine),
                       format_gib(machine.dram), machine.nodes > 1 ? " each" : "");
@@ -138,9 +142,7 @@ std::string advice_section(const std::vector<Advice>& advice, const ReportStyle&
   return text;
 }
 
-/// Plans of other engines are predicted as a whole, `simulate` refuses them.
-std::string simulate_line(std::string_view folder, Engine engine) {
-  if (engine != Engine::zeroplan) return "";
+std::string simulate_line(std::string_view folder) {
   return fmt::format("  zeroplan simulate {}/plan.json    # played op by op; --trace FILE for Perfetto\n", folder);
 }
 
@@ -150,14 +152,14 @@ std::string next_section(const PlanReport& extra, const Candidate* best, const R
   if (extra.written_to.empty()) {
     text +=
         fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n", extra.command);
-    return text + simulate_line("plan", best->plan.engine);
+    return text + simulate_line("plan");
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));
   if (std::ranges::find(extra.written, "launch.sh") != extra.written.end()) {
     text += fmt::format("  less {}/launch.sh    # how DeepSpeed and accelerate start it, and where they differ\n",
                         extra.written_to);
   }
-  return text + simulate_line(extra.written_to, best->plan.engine);
+  return text + simulate_line(extra.written_to);
 }
 
 std::string search_line(const SearchStats& search) {
@@ -187,8 +189,7 @@ std::string report_plan(const Answer& answer, const PlanReport& extra, const Rep
     text += memory_section(best->prediction, style);
     if (!extra.under_deepspeed.empty()) text += "  under DeepSpeed: " + extra.under_deepspeed + "\n";
     text += "\n" + time_section(best->prediction, style) + "\n";
-    // Other engines' step times have no resources to double: nothing is said of them.
-    if (best->plan.engine == Engine::zeroplan) text += advice_section(extra.advice, style) + "\n";
+    text += advice_section(extra.advice, style) + "\n";
   } else if (answer.shortfall) {
     text += shortfall_section(*answer.shortfall, answer.request.margin, style) + "\n";
     text += memory_section(answer.shortfall->nearest.prediction, style) + "\n";

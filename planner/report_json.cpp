@@ -96,8 +96,11 @@ Json candidate_json(const Candidate& candidate, const MachineSpec& machine, std:
   return json;
 }
 
-Json model_json(const ModelSpec& model) {
-  return {{"name", model.name}, {"parameters", model.parameters()}, {"trainable", model.trainable_parameters()}};
+/// `parameters` are those of the model itself, without adapters.
+Json model_json(const ModelSpec& model, std::int64_t lora_rank) {
+  return {{"name", model.name},
+          {"parameters", model.parameters()},
+          {"trainable", adapted_model(model, lora_rank).trainable_parameters()}};
 }
 
 Json machine_json(const MachineSpec& machine) {
@@ -163,7 +166,7 @@ Json whatif_row_json(const WhatifRow& row, std::optional<double> num_tokens) {
 
 std::string plan_json(const Answer& answer, std::optional<double> num_tokens) {
   Json json;
-  json["model"] = model_json(answer.request.model);
+  json["model"] = model_json(answer.request.model, answer.request.lora_rank);
   json["machine"] = machine_json(answer.request.machine);
   json["workload"] = workload_json(answer.request);
   json["feasible"] = answer.feasible;
@@ -183,7 +186,7 @@ std::string plan_json(const Answer& answer, std::optional<double> num_tokens) {
 
 std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_tokens) {
   Json json;
-  json["model"] = model_json(answer.workload.model);
+  json["model"] = model_json(answer.workload.model, answer.workload.lora_rank);
   json["workload"] = workload_json(answer.workload);
   json["rows"] = Json::array();
   for (const WhatifRow& row : answer.rows) json["rows"].push_back(whatif_row_json(row, num_tokens));
@@ -194,7 +197,7 @@ std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_to
 std::string step_json(const PlanFile& file, const Prediction& prediction, const StepTable& table,
                       const std::vector<Assumption>& assumptions) {
   Json json;
-  json["model"] = model_json(file.model);
+  json["model"] = model_json(file.model, file.plan.lora_rank);
   json["machine"] = machine_json(file.machine);
   json["fits"] = fits(prediction, 0);
   json["prediction"] = prediction_json(prediction);
@@ -216,7 +219,7 @@ std::string simulation_json(const PlanFile& file, const Prediction& prediction, 
                             Seconds estimated, const std::vector<TransientUse>& transients,
                             const std::vector<Assumption>& assumptions) {
   Json json;
-  json["model"] = model_json(file.model);
+  json["model"] = model_json(file.model, file.plan.lora_rank);
   json["machine"] = machine_json(file.machine);
   json["fits"] = fits(prediction, 0);
   json["prediction"] = prediction_json(prediction);

@@ -200,4 +200,62 @@ std::string gpus_text(const MachineSpec& machine) {
   return machine.nodes == 1 ? node : fmt::format("{} nodes of {}", machine.nodes, node);
 }
 
+std::string overflow_section(const Prediction& prediction) {
+  std::string text;
+  const auto look = [&](std::string_view tier, const TierMemory& memory) {
+    if (memory.peak <= memory.capacity) return;
+    text += fmt::format("Does not fit: {} missing in {}\n", format_gib(memory.peak - memory.capacity), tier);
+  };
+  look("the memory of each GPU", prediction.gpu);
+  if (prediction.host) look("the host memory of each node", *prediction.host);
+  if (prediction.nvme) look("the NVMe of each node", *prediction.nvme);
+  return text.empty() ? text : text + "\n";
+}
+
+std::string phase_section(const StepTable& table, Seconds step, const ReportStyle& style) {
+  TextTable rows({{"phase", Align::left},
+                  {"stream", Align::left},
+                  {"ops"},
+                  {"busy"},
+                  {"of the step"},
+                  {"longest op", Align::left},
+                  {"takes"}});
+  for (const StepRow& row : table.rows) {
+    rows.add({std::string(to_string(row.phase)), std::string(to_string(row.stream)), format_count(row.ops),
+              format_seconds(row.busy), fmt::format("{:.1f} %", 100 * (row.busy / step)), row.longest,
+              format_seconds(row.longest_duration)});
+  }
+  return inked("Streams by phase", Ink::bold, style) + " (they run side by side; each op as if alone)\n" + rows.text();
+}
+
+std::string streams_section(const Simulation& simulation, Seconds step, const ReportStyle& style) {
+  TextTable rows(
+      {{"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"}, {"waits for ranks"}, {"slowed by sharing"}});
+  for (int s = 0; s < kNumStreams; ++s) {
+    const StreamTime& stream = simulation.streams[static_cast<std::size_t>(s)];
+    if (stream.ops == 0) continue;
+    rows.add({std::string(to_string(static_cast<Stream>(s))), format_count(stream.ops), format_seconds(stream.busy),
+              fmt::format("{:.1f} %", 100 * (stream.busy / step)), format_seconds(stream.wait),
+              format_seconds(stream.slowdown)});
+  }
+  return inked("Streams of rank 0", Ink::bold, style) + " (they run side by side)\n" + rows.text();
+}
+
+std::string busiest_section(const Simulation& simulation, const ReportStyle& style) {
+  constexpr std::size_t kShownResources = 6;
+  std::vector<ResourceUse> uses = simulation.resources;
+  std::stable_sort(uses.begin(), uses.end(),
+                   [](const ResourceUse& a, const ResourceUse& b) { return a.utilisation > b.utilisation; });
+  TextTable rows({{"resource of the node", Align::left}, {"in use"}});
+  for (std::size_t k = 0; k < std::min(uses.size(), kShownResources); ++k) {
+    rows.add({uses[k].name, fmt::format("{:.1f} %", 100 * uses[k].utilisation)});
+  }
+  return inked("Busiest", Ink::bold, style) + "\n" + rows.text();
+}
+
+std::string simulated_line(const Simulation& simulation) {
+  return fmt::format("{} timed ops a rank; {} of {} ranks played, {} events\n", format_count(simulation.ops),
+                     simulation.simulated_ranks, simulation.ranks, format_count(simulation.events));
+}
+
 }  // namespace zeroplan

@@ -52,6 +52,12 @@ std::string_view tier_title(std::string_view key);
 /// Parts shared by the reports: each ends with a line break.
 std::string memory_section(const Prediction& prediction, const ReportStyle& style);
 std::string time_section(const Prediction& prediction, const ReportStyle& style);
+/// What is missing on each tier, margins aside, and a blank line; empty when all fits.
+std::string overflow_section(const Prediction& prediction);
+std::string phase_section(const StepTable& table, Seconds step, const ReportStyle& style);
+std::string streams_section(const Simulation& simulation, Seconds step, const ReportStyle& style);
+std::string busiest_section(const Simulation& simulation, const ReportStyle& style);
+std::string simulated_line(const Simulation& simulation);
 std::string assumptions_section(const std::vector<Assumption>& assumptions, const ReportStyle& style);
 /// "4,290 tokens/s"; three digits below 1000.
 std::string format_speed(double tokens_per_second);

@@ -113,23 +113,6 @@ std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_
   return text + "\n" + assumptions_section(row_assumptions(answer), style);
 }
 
-namespace {
-
-/// Nothing when everything fits what is there.
-std::string overflow_section(const Prediction& prediction) {
-  std::string text;
-  const auto look = [&](std::string_view tier, const TierMemory& memory) {
-    if (memory.peak <= memory.capacity) return;
-    text += fmt::format("Does not fit: {} missing in {}\n", format_gib(memory.peak - memory.capacity), tier);
-  };
-  look("the memory of each GPU", prediction.gpu);
-  if (prediction.host) look("the host memory of each node", *prediction.host);
-  if (prediction.nvme) look("the NVMe of each node", *prediction.nvme);
-  return text.empty() ? text : text + "\n";
-}
-
-}  // namespace
-
 std::string report_step(const PlanFile& file, const Prediction& prediction, const StepTable& table,
                         const ReportStyle& style) {
   std::string text = fmt::format("{} on {}: {}\n  {}\n  {} a step, {}\n\n", file.model.name, file.machine.name,
@@ -137,38 +120,9 @@ std::string report_step(const PlanFile& file, const Prediction& prediction, cons
                                  format_speed(prediction.tokens_per_second));
   text +=
       overflow_section(prediction) + memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
-  TextTable rows({{"phase", Align::left},
-                  {"stream", Align::left},
-                  {"ops"},
-                  {"busy"},
-                  {"of the step"},
-                  {"longest op", Align::left},
-                  {"takes"}});
-  for (const StepRow& row : table.rows) {
-    rows.add({std::string(to_string(row.phase)), std::string(to_string(row.stream)), format_count(row.ops),
-              format_seconds(row.busy), fmt::format("{:.1f} %", 100 * (row.busy / prediction.step)), row.longest,
-              format_seconds(row.longest_duration)});
-  }
-  text += inked("Streams by phase", Ink::bold, style) + " (they run side by side; each op as if alone)\n" + rows.text();
+  text += phase_section(table, prediction.step, style);
   return text + fmt::format("\n{} timed ops a rank, {} ranks, all alike\n", format_count(table.ops), file.plan.ranks);
 }
-
-namespace {
-
-constexpr std::size_t kShownResources = 6;
-
-std::string busiest(const Simulation& simulation) {
-  std::vector<ResourceUse> uses = simulation.resources;
-  std::stable_sort(uses.begin(), uses.end(),
-                   [](const ResourceUse& a, const ResourceUse& b) { return a.utilisation > b.utilisation; });
-  TextTable rows({{"resource of the node", Align::left}, {"in use"}});
-  for (std::size_t k = 0; k < std::min(uses.size(), kShownResources); ++k) {
-    rows.add({uses[k].name, fmt::format("{:.1f} %", 100 * uses[k].utilisation)});
-  }
-  return rows.text();
-}
-
-}  // namespace
 
 std::string report_simulation(const PlanFile& file, const Prediction& prediction, const Simulation& simulation,
                               Seconds estimated, const ReportStyle& style) {
@@ -178,19 +132,8 @@ std::string report_simulation(const PlanFile& file, const Prediction& prediction
       format_speed(prediction.tokens_per_second), format_seconds(estimated));
   text +=
       overflow_section(prediction) + memory_section(prediction, style) + "\n" + time_section(prediction, style) + "\n";
-  TextTable rows(
-      {{"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"}, {"waits for ranks"}, {"slowed by sharing"}});
-  for (int s = 0; s < kNumStreams; ++s) {
-    const StreamTime& stream = simulation.streams[static_cast<std::size_t>(s)];
-    if (stream.ops == 0) continue;
-    rows.add({std::string(to_string(static_cast<Stream>(s))), format_count(stream.ops), format_seconds(stream.busy),
-              fmt::format("{:.1f} %", 100 * (stream.busy / prediction.step)), format_seconds(stream.wait),
-              format_seconds(stream.slowdown)});
-  }
-  text += inked("Streams of rank 0", Ink::bold, style) + " (they run side by side)\n" + rows.text() + "\n";
-  text += inked("Busiest", Ink::bold, style) + "\n" + busiest(simulation);
-  return text + fmt::format("\n{} timed ops a rank; {} of {} ranks played, {} events\n", format_count(simulation.ops),
-                            simulation.simulated_ranks, simulation.ranks, format_count(simulation.events));
+  text += streams_section(simulation, prediction.step, style) + "\n";
+  return text + busiest_section(simulation, style) + "\n" + simulated_line(simulation);
 }
 
 }  // namespace zeroplan

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
 #include "models/error.h"
+#include "planner/engine_advice.h"
 #include "planner/engine_search.h"
 #include "planner/searcher.h"
 #include "planner/shortfall.h"
@@ -15,7 +17,16 @@ namespace {
 
 void check_request(const Request& r) {
   if (r.model.trainable_parameters() != r.model.parameters()) {
-    throw InputError("--trainable: adapters (lora) are read but not planned yet; expected all");
+    throw std::logic_error("search: the request's model has adapters; they go by lora_rank");
+  }
+  if (r.lora_rank != 0 && r.engine == Engine::zeroplan) {
+    throw InputError(fmt::format(
+        "--trainable lora:r={}: expected all, or --engine deepspeed or fsdp2: the zeroplan engine trains no adapters",
+        r.lora_rank));
+  }
+  if (r.lora_rank < 0 || r.lora_rank > r.model.hidden) {
+    throw InputError(fmt::format("--trainable lora:r={}: expected a rank of 1 to the model's hidden size, {}",
+                                 r.lora_rank, r.model.hidden));
   }
   if (!(r.margin >= 0 && r.margin < 1)) throw InputError("--margin: expected 0 % or more and below 100 %");
   if (r.top_k < 1) throw InputError("--top: expected at least 1");
@@ -116,7 +127,7 @@ Answer search(const Request& request) {
 
 std::vector<Advice> advise(const Answer& answer, const Candidate& candidate) {
   constexpr double kWorthSaying = 1.02;
-  if (candidate.plan.engine != Engine::zeroplan) return {};  // their time has no resources to double
+  if (candidate.plan.engine != Engine::zeroplan) return advise_engine(answer, candidate);
   Predictor predictor(answer.request.model, answer.request.machine);
   std::vector<Advice> all;
   const auto step_with = [&](ResourceRole role, double factor) {

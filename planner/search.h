@@ -33,6 +33,7 @@ struct Request {
   std::optional<std::int64_t> seq_len;       // default: the smaller of 4096 and the model's maximum
   std::optional<std::int64_t> global_batch;  // default: 512 Ki tokens, rounded up to a multiple of ranks in sequences
   DType precision = DType::bf16;             // weights and compute
+  std::int64_t lora_rank = 0;                // adapters of that rank, all else frozen; 0: everything is trained
   Constraints constraints;
   Engine engine = Engine::zeroplan;
   Objective objective = Objective::time;
@@ -85,7 +86,7 @@ struct Answer {
 };
 
 /// Throws InputError on a workload that no plan can meet (global batch not divisible by ranks x micro-batch, sequence
-/// length not positive, LoRA, a non-text model's sequence) or an engine without a lowering.
+/// length not positive, adapters under our own engine, a non-text model's sequence) or an engine without a lowering.
 Answer search(const Request& request);
 
 /// What would help most, with numbers: each resource twice as fast, more GPU memory, ...; best first. Empty for none

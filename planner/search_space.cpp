@@ -156,6 +156,7 @@ Plan plan_of(const Request& request, const Workload& workload, const Choice& cho
   plan.ranks = request.machine.ranks();
   plan.shard_ranks = choice.shard_ranks;
   plan.zero_stage = choice.stage;
+  plan.lora_rank = request.lora_rank;
   plan.seq_len = workload.seq_len;
   plan.micro_batch = choice.micro_batch;
   plan.accumulation = workload.per_rank(plan.ranks) / choice.micro_batch;

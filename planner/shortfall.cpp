@@ -7,12 +7,17 @@
 #include <string_view>
 
 #include "models/error.h"
+#include "planner/engine_search.h"
 #include "planner/searcher.h"
 
 namespace zeroplan {
 namespace {
 
+bool own_engine(const Request& request) { return request.engine == Engine::zeroplan; }
+
+/// Some plan under another engine, which the final answer improves on; ours is the best at once.
 std::optional<Candidate> plan_changed(const Request& request) {
+  if (!own_engine(request)) return engine_plan_that_fits(request);
   std::vector<Assumption> ignored;
   std::vector<std::string> warnings;
   Request one = request;
@@ -22,6 +27,18 @@ std::optional<Candidate> plan_changed(const Request& request) {
   auto plans = Searcher(one, workload).run();
   if (plans.empty()) return std::nullopt;
   return plans.front();
+}
+
+/// Another engine's plan was the first that fits.
+void take_fastest(Shortfall::Change& change, const Request& request) {
+  if (own_engine(request)) return;
+  if (auto plan = fastest_engine_plan(request)) change.result = std::move(*plan);
+}
+void add_change(std::vector<Shortfall::Change>& changes, const Request& request, std::string what, std::string flag) {
+  auto plan = plan_changed(request);
+  if (!plan) return;
+  changes.push_back({std::move(what), std::move(flag), std::move(*plan)});
+  take_fastest(changes.back(), request);
 }
 
 /// The first of `count` growing changes that fits: the largest is tried first, then the smallest is found by halving.
@@ -50,6 +67,7 @@ void smallest(std::vector<Shortfall::Change>& changes, int count, const std::fun
       low = middle;
     }
   }
+  take_fastest(*found, make(high)->request);
   changes.push_back(std::move(*found));
 }
 
@@ -124,12 +142,12 @@ void smaller_workload(const Request& r, std::vector<Shortfall::Change>& changes)
   if (r.constraints.micro_batch && *r.constraints.micro_batch > 1) {
     Request less = r;
     less.constraints.micro_batch = 1;
-    if (auto plan = plan_changed(less)) changes.push_back({"micro-batch 1", "--micro-batch 1", *plan});
+    add_change(changes, less, "micro-batch 1", "--micro-batch 1");
   }
   if (r.constraints.recompute && *r.constraints.recompute != Recompute::full) {
     Request less = r;
     less.constraints.recompute = Recompute::full;
-    if (auto plan = plan_changed(less)) changes.push_back({"full recompute", "--recompute full", *plan});
+    add_change(changes, less, "full recompute", "--recompute full");
   }
   std::vector<std::int64_t> lengths;
   for (std::int64_t s = *r.seq_len / 2; s >= 256; s /= 2) lengths.push_back(s);
@@ -146,9 +164,8 @@ void freer_choice(const Request& r, std::vector<Shortfall::Change>& changes) {
     Request free = r;
     free.constraints.stages.clear();
     free.constraints.offload.reset();
-    if (auto plan = plan_changed(free)) {
-      changes.push_back({"any stage and offload: " + describe(plan->plan), "without --zero and --offload", *plan});
-    }
+    add_change(changes, free, "any stage and offload", "without --zero and --offload");
+    if (!changes.empty()) changes.back().what += ": " + describe(changes.back().result.plan);
   }
 }
 
@@ -169,12 +186,18 @@ Shortfall shortfall_of(const Request& request, const Candidate& nearest) {
   full.master = request.precision != DType::fp32;
   s.optimizer_states = Bytes(static_cast<double>(request.model.parameters() * full.optimizer_bytes_per_parameter()));
 
-  freer_choice(request, s.changes);
-  smaller_workload(request, s.changes);
-  a_disk(request, s.changes);
-  more_host(request, s.changes);
-  more_nodes(request, s.changes);
+  s.changes = changes_that_fit(request);
   return s;
+}
+
+std::vector<Shortfall::Change> changes_that_fit(const Request& request) {
+  std::vector<Shortfall::Change> changes;
+  freer_choice(request, changes);
+  smaller_workload(request, changes);
+  if (request.engine != Engine::fsdp2) a_disk(request, changes);  // FSDP2 offloads to host memory only
+  more_host(request, changes);
+  more_nodes(request, changes);
+  return changes;
 }
 
 }  // namespace zeroplan

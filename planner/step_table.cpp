@@ -15,8 +15,11 @@ constexpr std::size_t kNumPhases = 3;
 }  // namespace
 
 StepTable step_table(const Schedule& schedule, const CostModel& cost, const ModelSpec& model) {
+  return step_table(schedule, demands(schedule, cost), model);
+}
+
+StepTable step_table(const Schedule& schedule, std::span<const Demand> costs, const ModelSpec& model) {
   StepTable table;
-  const std::vector<Demand> costs = demands(schedule, cost);
   table.estimate = Estimator().run(schedule, costs);
   const std::vector<std::int64_t> times = schedule.multiplicities();
   std::array<StepRow, kNumPhases * kNumStreams> rows;

@@ -2,6 +2,7 @@
 // Where the time of a step goes, by phase and stream.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,5 +29,7 @@ struct StepTable {
 
 /// Works on folded and flat schedules alike; an op inside a repeat counts as often as it runs.
 StepTable step_table(const Schedule& schedule, const CostModel& cost, const ModelSpec& model);
+/// The same with demands of the schedule's works that are known already.
+StepTable step_table(const Schedule& schedule, std::span<const Demand> costs, const ModelSpec& model);
 
 }  // namespace zeroplan

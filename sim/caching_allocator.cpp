@@ -44,12 +44,6 @@ std::int64_t CachingAllocator::round_size(std::int64_t bytes) const {
   return round_up(bytes, (std::int64_t{1} << log2) / divisions);
 }
 
-CachingAllocator::Pool& CachingAllocator::pool(bool small, int stream) {
-  auto& pools = pools_[small ? 1 : 0];
-  if (pools.size() <= static_cast<std::size_t>(stream)) pools.resize(static_cast<std::size_t>(stream) + 1);
-  return pools[static_cast<std::size_t>(stream)];
-}
-
 std::variant<CachingAllocator::Block, CachingAllocator::OutOfMemory> CachingAllocator::allocate(std::int64_t bytes,
                                                                                                 int stream) {
   if (bytes < 0 || stream < 0) throw std::logic_error("CachingAllocator: negative size or stream");
@@ -79,21 +73,24 @@ std::variant<CachingAllocator::Block, CachingAllocator::OutOfMemory> CachingAllo
 CachingAllocator::Block CachingAllocator::take_cached(const Request& request) {
   Pool& from = pool(request.small, request.stream);
   ++from.lookups;
-  auto at = from.free.lower_bound(Key{request.size, INT64_MIN, kNone});
+  FreeBlocks::Position at = from.free.lower_bound(request.size, INT64_MIN);
   if (at == from.free.end()) return kNone;
   // A block that borders on unmapped room counts with that room: others that fit are preferred.
-  const auto room = [&](const Key& key) {
-    const Node& node = nodes_[static_cast<std::size_t>(std::get<2>(key))];
+  const auto room = [&](FreeBlocks::Position position) {
+    const Node& node = nodes_[static_cast<std::size_t>(from.free.at(position).block)];
     if (node.next == kNone) return node.size;
     const Node& next = nodes_[static_cast<std::size_t>(node.next)];
     return node.size + (next.state == State::unmapped ? next.size : 0);
   };
   if (options_.expandable_segments) {
-    auto next = std::next(at);
-    while (next != from.free.end() && room(*next) < room(*at)) at = next++;
+    FreeBlocks::Position next = from.free.next(at);
+    while (next != from.free.end() && room(next) < room(at)) {
+      at = next;
+      next = from.free.next(next);
+    }
   }
-  const Block block = std::get<2>(*at);
-  const std::int64_t size = std::get<0>(*at);
+  const Block block = from.free.at(at).block;
+  const std::int64_t size = from.free.at(at).first;
   if (request.size < options_.max_split_size && size >= options_.max_split_size) return kNone;
   if (request.size >= options_.max_split_size && size >= request.size + kOversizeSlack) return kNone;
   from.free.erase(at);
@@ -144,7 +141,7 @@ void CachingAllocator::split(Block block, std::int64_t size, State rest) {
   Node& head = nodes_[static_cast<std::size_t>(block)];
   Node& node = nodes_[static_cast<std::size_t>(tail)];
   node = head;
-  node.uses.clear();
+  node.uses = -1;
   node.address = head.address + size;
   node.size = head.size - size;
   node.prev = block;
@@ -163,41 +160,57 @@ void CachingAllocator::free(Block block) {
   }
   Node& node = nodes_[static_cast<std::size_t>(block)];
   stats_.allocated -= node.size;
-  if (node.uses.empty()) {
+  if (node.uses < 0) {
     make_free(block);
     return;
   }
   node.state = State::waiting;
-  node.pending = static_cast<int>(node.uses.size());
-  for (const int stream : node.uses) waiting_.push_back({stream, block});
-  node.uses.clear();
+  for (std::int32_t use = node.uses; use >= 0; use = uses_[static_cast<std::size_t>(use)].next) {
+    waiting_[uses_[static_cast<std::size_t>(use)].stream].push_back({freed_++, block});
+    unused_uses_.push_back(use);
+    ++node.pending;
+  }
+  node.uses = -1;
 }
 
 void CachingAllocator::record_stream(Block block, int stream) {
   if (block == kNone) return;
   Node& node = nodes_.at(static_cast<std::size_t>(block));
-  if (stream == node.stream || std::find(node.uses.begin(), node.uses.end(), stream) != node.uses.end()) return;
-  node.uses.push_back(stream);
+  if (stream == node.stream) return;
+  std::int32_t* end = &node.uses;  // recorded streams keep their order
+  while (*end >= 0) {
+    Use& use = uses_[static_cast<std::size_t>(*end)];
+    if (use.stream == stream) return;
+    end = &use.next;
+  }
+  if (unused_uses_.empty()) {
+    *end = static_cast<std::int32_t>(uses_.size());
+    uses_.push_back({stream, -1});
+    return;
+  }
+  *end = unused_uses_.back();
+  unused_uses_.pop_back();
+  uses_[static_cast<std::size_t>(*end)] = {stream, -1};
+}
+
+void CachingAllocator::passed(const Waiting& item) {
+  if (--nodes_[static_cast<std::size_t>(item.block)].pending == 0) make_free(item.block);
 }
 
 void CachingAllocator::complete(int stream) {
-  std::deque<Waiting> left;
-  for (const Waiting& item : waiting_) {
-    if (item.stream != stream) {
-      left.push_back(item);
-    } else if (--nodes_[static_cast<std::size_t>(item.block)].pending == 0) {
-      make_free(item.block);
-    }
-  }
-  waiting_ = std::move(left);
+  const auto found = waiting_.find(stream);
+  if (found == waiting_.end()) return;
+  const std::vector<Waiting> items = std::move(found->second);
+  waiting_.erase(found);
+  for (const Waiting& item : items) passed(item);
 }
 
 void CachingAllocator::complete_all() {
-  const std::deque<Waiting> all = std::move(waiting_);
+  std::vector<Waiting> all;
+  for (const auto& [stream, items] : waiting_) all.insert(all.end(), items.begin(), items.end());
   waiting_.clear();
-  for (const Waiting& item : all) {
-    if (--nodes_[static_cast<std::size_t>(item.block)].pending == 0) make_free(item.block);
-  }
+  std::ranges::sort(all, {}, &Waiting::order);
+  for (const Waiting& item : all) passed(item);
 }
 
 void CachingAllocator::make_free(Block block) {
@@ -237,9 +250,9 @@ void CachingAllocator::insert(Block block) {
   const Node& node = nodes_[static_cast<std::size_t>(block)];
   Pool& to = pool(node.small, node.stream);
   if (node.state == State::unmapped) {
-    to.unmapped.insert(Key{node.address, 0, block});
+    to.unmapped.insert({node.address, 0, block});
   } else {
-    to.free.insert(Key{node.size, node.address, block});
+    to.free.insert({node.size, node.address, block});
   }
 }
 
@@ -247,18 +260,17 @@ void CachingAllocator::erase(Block block) {
   const Node& node = nodes_[static_cast<std::size_t>(block)];
   Pool& from = pool(node.small, node.stream);
   if (node.state == State::unmapped) {
-    from.unmapped.erase(Key{node.address, 0, block});
+    from.unmapped.erase(node.address, 0);
   } else {
-    from.free.erase(Key{node.size, node.address, block});
+    from.free.erase(node.size, node.address);
   }
 }
 
 void CachingAllocator::empty_cache() {
   for (auto& pools : pools_) {
     for (Pool& each : pools) {
-      const std::set<Key> cached = each.free;
-      for (const Key& key : cached) {
-        const Block block = std::get<2>(key);
+      for (const Key& key : each.free.entries()) {
+        const Block block = key.block;
         const Node& node = nodes_[static_cast<std::size_t>(block)];
         if (node.expandable) {
           unmap_pages(block);
@@ -285,9 +297,9 @@ void CachingAllocator::collect_garbage() {
   std::vector<Block> candidates;
   for (Pool& each : pools_[0]) {
     lookups += each.lookups;
-    for (const Key& key : each.free) {
-      const Node& node = nodes_[static_cast<std::size_t>(std::get<2>(key))];
-      if (unsplit(node) && !node.expandable) candidates.push_back(std::get<2>(key));
+    for (const Key& key : each.free.entries()) {
+      const Node& node = nodes_[static_cast<std::size_t>(key.block)];
+      if (unsplit(node) && !node.expandable) candidates.push_back(key.block);
     }
   }
   const auto age = [&](Block block) {
@@ -315,16 +327,16 @@ bool CachingAllocator::release_oversize(const Request& request) {
   if (options_.max_split_size == AllocatorOptions::kUnlimited) return false;
   Pool& from = pool(request.small, request.stream);
   const std::int64_t wanted = std::max(request.size, options_.max_split_size);
-  const auto fits = from.free.lower_bound(Key{wanted, INT64_MIN, kNone});
+  const FreeBlocks::Position fits = from.free.lower_bound(wanted, INT64_MIN);
   if (fits != from.free.end()) {
-    const Block block = std::get<2>(*fits);
+    const Block block = from.free.at(fits).block;
     if (!unsplit(nodes_[static_cast<std::size_t>(block)])) return false;
     release_segment(block);
     return true;
   }
   std::int64_t released = 0;
   while (released < wanted && !from.free.empty()) {
-    const auto [size, address, block] = *from.free.rbegin();
+    const auto [size, address, block] = from.free.last();
     if (size < options_.max_split_size || !unsplit(nodes_[static_cast<std::size_t>(block)])) break;
     released += size;
     release_segment(block);

@@ -10,14 +10,14 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
-#include <tuple>
+#include <unordered_map>
 #include <variant>
 #include <vector>
+
+#include "sim/free_blocks.h"
 
 namespace zeroplan {
 
@@ -102,16 +102,20 @@ class CachingAllocator {
     int pending = 0;  // streams that must pass before it is free
     State state = State::free;
     bool small = false, expandable = false;
-    std::vector<int> uses;  // streams of record_stream()
+    std::int32_t uses = -1;  // first of the streams of record_stream(): index into uses_
   };
-  using Key = std::tuple<std::int64_t, std::int64_t, Block>;  // (size, address) or (address, 0)
+  using Key = FreeBlocks::Key;
   struct Pool {
-    std::set<Key> free;      // by (size, address)
-    std::set<Key> unmapped;  // by address
+    FreeBlocks free;      // by (size, address)
+    FreeBlocks unmapped;  // by (address, 0)
     std::int64_t lookups = 0;
   };
-  struct Waiting {
+  struct Use {
     int stream = 0;
+    std::int32_t next = -1;
+  };
+  struct Waiting {
+    std::int64_t order = 0;  // in which blocks were freed, over all streams
     Block block = kNone;
   };
   struct Request {
@@ -121,7 +125,11 @@ class CachingAllocator {
   };
 
   std::int64_t round_size(std::int64_t bytes) const;
-  Pool& pool(bool small, int stream);
+  Pool& pool(bool small, int stream) {
+    auto& pools = pools_[small ? 1 : 0];
+    if (pools.size() <= static_cast<std::size_t>(stream)) pools.resize(static_cast<std::size_t>(stream) + 1);
+    return pools[static_cast<std::size_t>(stream)];
+  }
   Block take_cached(const Request& request);
   Block take_new(const Request& request);
   Block take_segment(const Request& request);
@@ -137,6 +145,7 @@ class CachingAllocator {
   bool splits(const Node& node, std::int64_t size) const;
   void split(Block block, std::int64_t size, State rest);
   void make_free(Block block);
+  void passed(const Waiting& item);
   Block merge(Block block, State state);
   void insert(Block block);
   void erase(Block block);
@@ -149,7 +158,10 @@ class CachingAllocator {
   std::vector<Node> nodes_;
   std::vector<Block> retired_;
   std::array<std::vector<Pool>, 2> pools_;  // [large, small][stream]
-  std::deque<Waiting> waiting_;
+  std::vector<Use> uses_;
+  std::vector<std::int32_t> unused_uses_;
+  std::unordered_map<int, std::vector<Waiting>> waiting_;  // by stream, as freed
+  std::int64_t freed_ = 0;
   std::int64_t next_address_ = 0;
   std::int64_t next_segment_ = 0;
 };

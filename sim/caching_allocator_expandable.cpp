@@ -39,12 +39,13 @@ CachingAllocator::Block CachingAllocator::room_to_expand(const Request& request)
     const State state = nodes_[static_cast<std::size_t>(block)].state;
     return state == State::free || state == State::unmapped;
   };
-  for (const Key& key : pool(request.small, request.stream).unmapped) {
-    Block first = std::get<2>(key);
+  const FreeBlocks& unmapped = pool(request.small, request.stream).unmapped;
+  for (FreeBlocks::Position at = unmapped.begin(); at != unmapped.end(); at = unmapped.next(at)) {
+    Block first = unmapped.at(at).block;
     if (usable(nodes_[static_cast<std::size_t>(first)].prev)) first = nodes_[static_cast<std::size_t>(first)].prev;
     std::int64_t room = 0;
-    for (Block at = first; room < request.size && usable(at); at = nodes_[static_cast<std::size_t>(at)].next) {
-      room += nodes_[static_cast<std::size_t>(at)].size;
+    for (Block b = first; room < request.size && usable(b); b = nodes_[static_cast<std::size_t>(b)].next) {
+      room += nodes_[static_cast<std::size_t>(b)].size;
     }
     if (room >= request.size) return first;
   }

@@ -48,6 +48,9 @@ struct Parts {
   Seconds forward, backward;
 };
 
+/// What of the gradients crosses in a micro-step.
+enum class Reduces : std::uint8_t { nothing, in_groups, everything };
+
 /// One layer of a kind, forward or backward, before it is overlapped.
 struct Phase {
   Seconds compute, communication, host, copies;  // copies: to or from the host, at the same time as kernels
@@ -73,16 +76,19 @@ class StepModel {
   bool deepspeed() const { return c_.run.engine == TimedEngine::deepspeed; }
   double fit(TimeFit key) const { return c_.fit[key]; }
 
-  /// `count` equal ones. Under DeepSpeed's stages 0 and 1 gradients cross in the last one of the step.
+  /// `count` equal ones. Under DeepSpeed's stages 0 and 1 gradients cross in the last one of the step, under MiCS they
+  /// cross between groups only there.
   void micro_steps(TokenShape tokens, std::int64_t count) {
     if (count < 1) return;
-    const bool each = !deepspeed() || c_.run.stage >= 2;
-    if (each) return micro_step(tokens, static_cast<double>(count), true);
-    if (count > 1) micro_step(tokens, static_cast<double>(count - 1), false);
-    micro_step(tokens, 1, true);
+    const bool mics = deepspeed() && c_.run.stage == 3 && c_.run.shard_ranks < c_.run.ranks;
+    const bool each = !deepspeed() || (c_.run.stage >= 2 && !mics);
+    if (each) return micro_step(tokens, static_cast<double>(count), Reduces::everything);
+    const Reduces before = mics ? Reduces::in_groups : Reduces::nothing;
+    if (count > 1) micro_step(tokens, static_cast<double>(count - 1), before);
+    micro_step(tokens, 1, Reduces::everything);
   }
 
-  void micro_step(TokenShape tokens, double count, bool reduces) {
+  void micro_step(TokenShape tokens, double count, Reduces reduces) {
     std::vector<int> layers(model_.kinds.size());
     for (const int kind : model_.sequence) ++layers[static_cast<std::size_t>(kind)];
     const BlockKind* last = nullptr;
@@ -107,11 +113,13 @@ class StepModel {
     if (deepspeed() && c_.run.zero_plus_plus) return c_.gather_inside(parameters);
     return communicated_gather(parameters);
   }
-  Seconds reduce(double parameters) const {
-    return c_.reduce(parameters) * (c_.run.zero_plus_plus ? kQuantizedReduce : 1);
+  Seconds reduce(double parameters, Reduces reduces) const {
+    if (reduces == Reduces::nothing) return {};
+    const Seconds time = reduces == Reduces::everything ? c_.reduce(parameters) : c_.reduce_inside(parameters);
+    return time * (c_.run.zero_plus_plus ? kQuantizedReduce : 1);
   }
 
-  void add_layers(const BlockKind& kind, TokenShape tokens, double count, bool reduces) {
+  void add_layers(const BlockKind& kind, TokenShape tokens, double count, Reduces reduces) {
     const EngineTimeRun& run = c_.run;
     const LayerWork work = layer_work(kind, run, tokens, c_.rates, c_.fit);
     Shares again = recomputed(run.recompute);
@@ -130,7 +138,7 @@ class StepModel {
                        copies * (1 - kCopiesForward) + work.matmul_forward * again.matmul +
                        work.attention_forward * again.attention + work.streaming_forward * again.rest + casts_again;
     forward.communication = communicated_gather(held);
-    backward.communication = gather_again(held) + (reduces ? reduce(trained) : Seconds());
+    backward.communication = gather_again(held) + reduce(trained, reduces);
     forward.host = host_floor(work);
     backward.host = forward.host * (1 + again.rest);
     forward.copies = backward.copies = offloaded_layer(held) + offloaded_activations(tokens);
@@ -177,7 +185,9 @@ class StepModel {
   Seconds offloaded_layer(double parameters) const {
     if (!c_.run.offload_parameters) return {};
     const int bytes = deepspeed() ? size_of(c_.run.type) : size_of(DType::fp32);
-    return Bytes(parameters / c_.shards() * bytes) / c_.pcie();
+    const double own = parameters / c_.shards() * bytes;
+    const Seconds up = Bytes(own) / c_.pcie();
+    return c_.run.parameters_on_nvme ? std::max(up, c_.nvme_read(own)) : up;
   }
   Seconds offloaded_activations(TokenShape tokens) const {
     if (!c_.run.offload_activations) return {};
@@ -186,7 +196,8 @@ class StepModel {
   }
   /// Gradients go to the host as they come, and nothing hides it (groundtruth: 0.14 s for 1.68 G parameters).
   Seconds offloaded_gradients(double parameters) const {
-    if (c_.run.offload_optimizer != OffloadedOptimizer::host) return {};
+    const OffloadedOptimizer to = c_.run.offload_optimizer;
+    if (to != OffloadedOptimizer::host && to != OffloadedOptimizer::nvme) return {};
     return Bytes(parameters / c_.shards() * size_of(DType::fp32)) / c_.pcie();
   }
 
@@ -212,7 +223,7 @@ class StepModel {
   }
 
   /// Embedding and head, and what of the first and the last layer nothing hides.
-  void add_root(TokenShape tokens, double count, const BlockKind* layer, bool reduces) {
+  void add_root(TokenShape tokens, double count, const BlockKind* layer, Reduces reduces) {
     const HeadWork head = head_work(model_, c_.run, tokens, c_.rates);
     const Seconds copies = engine_copies(root_);
     const Seconds kernels = (head.matmul + head.streaming + copies) * count;
@@ -222,7 +233,8 @@ class StepModel {
     parts_.backward += kernels * 2 / 3;
     Seconds exposed;
     if (deepspeed()) {
-      if (reduces) exposed = c_.reduce(root_trained_);
+      if (reduces == Reduces::everything) exposed = c_.reduce(root_trained_);
+      if (reduces == Reduces::in_groups) exposed = c_.reduce_inside(root_trained_);
       if (c_.run.stage == 3) exposed += c_.gather(root_);
     } else if (layer != nullptr) {
       const double held = static_cast<double>(layer->parameters()) / c_.run.tensor_parallel;
@@ -265,8 +277,11 @@ EngineTime predict_engine_time(const ModelSpec& model, const MachineSpec& machin
   time.host = parts.host + update.host;
   time.overhead = update.host;
   time.optimizer = update.optimizer;
-  time.offload = parts.offload + update.offload;
+  const auto micro_steps = static_cast<double>(std::max<std::int64_t>(1, context.run.accumulation));
+  const Seconds late_writes = std::max(Seconds(), update.gradient_writes - parts.backward / micro_steps);
+  time.offload = parts.offload + update.offload + late_writes;
   time.step = time.compute + time.exposed_communication + time.host + time.optimizer + time.offload;
+  time.host_update = update.adam;
   time.matmul = parts.matmul;
   time.attention = parts.attention;
   time.streaming = parts.streaming;

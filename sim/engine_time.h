@@ -52,6 +52,7 @@ enum class OptimizerSoftware : std::uint8_t { torch_fused, decoupled, deepspeed 
 enum class OffloadedOptimizer : std::uint8_t {
   none,
   host,    // states and update on the host
+  nvme,    // states on the node's drives, update on the host (DeepSpeed at stage 3)
   states,  // states on the host, update on the GPU (DeepCompile)
 };
 
@@ -64,7 +65,8 @@ struct EngineTimeRun {
   std::int64_t accumulation = 1;     // micro-steps
   std::int64_t remainder_batch = 0;  // sequences of one more, smaller micro-step; 0: none
   int ranks = 0;                     // data-parallel; 0: all of the machine over tensor_parallel
-  int shard_ranks = 0;               // HSDP, hpZ: ranks that share one copy; 0: all
+  int shard_ranks = 0;               // HSDP, MiCS: ranks that share one copy; 0: all
+  bool hierarchical_gather = false;  // MiCS: between nodes first, then inside them
   int tensor_parallel = 1;           // with sequence parallelism, inside a node
   bool async_tensor_parallel = false;
   TimedRecompute recompute = TimedRecompute::none;
@@ -81,6 +83,10 @@ struct EngineTimeRun {
   OptimizerSoftware optimizer = OptimizerSoftware::deepspeed;
   OffloadedOptimizer offload_optimizer = OffloadedOptimizer::none;
   bool offload_parameters = false;
+  /// With offload_parameters: they lie on the node's drives, and layers are read ahead beside the kernels.
+  bool parameters_on_nvme = false;
+  /// States on NVMe: the next sub-group is read, the one before written, while the host updates one.
+  bool pipelined_read = false, pipelined_write = false;
   bool offload_activations = false;  // checkpoints of full recompute to the host
   bool pinned = true;                // host buffers of offload
   bool communicates = true;          // false: a fake process group, as in data/groundtruth
@@ -90,6 +96,8 @@ struct EngineTimeRun {
   std::optional<double> matmul_efficiency;
   /// Parameters a second that a node's CPU Adam updates; without, from the host model.
   std::optional<double> host_adam;
+  /// "What if": the time of every collective is multiplied by it.
+  double collective_scale = 1;
 };
 
 enum class StepLimit : std::uint8_t { compute, communication, host, optimizer, offload };
@@ -103,6 +111,7 @@ struct EngineTime {
   Seconds host;                   // waiting for launches and hooks beyond both; fixed work of a step
   Seconds optimizer;              // on the GPU
   Seconds offload;                // CPU Adam, copies that nothing hides
+  Seconds host_update;            // of `offload`: Adam on the host's cores
   Seconds overhead;               // of `host`: fixed work of a step outside the engine's own timers
   /// Of `compute`: matmuls, attention, streaming kernels and copies, loss head; recompute included.
   Seconds matmul, attention, streaming, head;
@@ -111,10 +120,11 @@ struct EngineTime {
   std::vector<Assumption> assumptions;
 };
 
-/// Steady-state step of one rank; all ranks are taken to be alike. Not modelled, refused with InputError: experts,
-/// encoders, pipeline and context parallelism (no field for them), GPUs that cannot do the type, a tensor-parallel
-/// group larger than a node, more ranks than a whole number of nodes. Card nearly full: allocator retries are not
-/// in it (docs/step-time.md). Takes microseconds.
+/// Steady-state step of one rank; all ranks are taken to be alike. Experts (grouped products, even load), encoders and
+/// NVMe go by mechanism alone: no measured row has them, and assumptions say so. Not modelled, refused with InputError:
+/// pipeline and context parallelism (no field for them), experts under other stacks than transformers or under fp8,
+/// GPUs that cannot do the type, a tensor-parallel group larger than a node, more ranks than a whole number of nodes.
+/// Card nearly full: allocator retries are not in it (docs/step-time.md). Takes microseconds.
 EngineTime predict_engine_time(const ModelSpec& model, const MachineSpec& machine, const EngineTimeRun& run,
                                const EngineTimeFit& fit = builtin_engine_time_fit());
 

@@ -5,6 +5,7 @@
 #include "models/error.h"
 #include "sim/engine_time_parts.h"
 #include "sim/host_fractions.h"
+#include "sim/host_model.h"
 
 namespace zeroplan {
 namespace {
@@ -91,9 +92,14 @@ ChosenEfficiency matmul_efficiency(const GpuSpec& gpu, std::string_view era, con
 
 EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& machine_given,
                                      const EngineTimeRun& given, const EngineTimeFit& fit_given)
-    : run(completed(given, machine_given)), machine(machine_given), fit(fit_given), gpu(machine_given.gpu) {
+    : run(completed(given, machine_given)),
+      machine(machine_given),
+      fit(fit_given),
+      gpu(machine_given.gpu),
+      model_(model) {
   if (machine.host_device) throw InputError("step time: DeepSpeed and FSDP need GPUs");
-  const bool on_host = run.offload_optimizer == OffloadedOptimizer::host;
+  const bool states_on_nvme = run.offload_optimizer == OffloadedOptimizer::nvme;
+  const bool on_host = run.offload_optimizer == OffloadedOptimizer::host || states_on_nvme;
   if (on_host && (run.host_adam ? !(*run.host_adam > 0) : !(machine.dram_bandwidth > BytesPerSecond())))
     throw InputError(fmt::format("step time: {}: CPU Adam needs a rate: dram_bandwidth of the machine", machine.name));
   if (run.matmul_efficiency && !(*run.matmul_efficiency > 0 && *run.matmul_efficiency <= 1.5))
@@ -101,8 +107,11 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
                                  *run.matmul_efficiency));
   if (!gpu.supports(run.type))
     throw InputError(fmt::format("step time: {} has no matmul rate for {}", machine.gpu.name, to_string(run.type)));
-  for (const BlockKind& kind : model.kinds)
-    if (kind.ends_encoder || kind.memory >= 0) throw InputError("step time: encoders are not modelled");
+  check_unmeasured(model);
+  if ((states_on_nvme || run.parameters_on_nvme) &&
+      !(machine.nvme.read > BytesPerSecond() && machine.nvme.write > BytesPerSecond()))
+    throw InputError(fmt::format(
+        "step time: {}: expected the rates of its NVMe drives (--nvme 4x2TB@6.5GB/s), got none", machine.name));
   efficiency = run.matmul_efficiency ? ChosenEfficiency{*run.matmul_efficiency, "given", false}
                                      : matmul_efficiency(machine.gpu, run.era, fit);
   const FlopsPerSecond peak = dense_peak(machine.gpu, run.type);
@@ -131,6 +140,41 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   collectives_.emplace(wired, CollectiveSetting::in_step);
 }
 
+Unmeasured unmeasured(const ModelSpec& model, const EngineTimeRun& run) {
+  Unmeasured what;
+  for (const BlockKind& kind : model.kinds) {
+    what.encoders |= kind.ends_encoder || kind.memory >= 0;
+    for (const GraphOp& op : kind.ops) what.experts |= op.kernel == Kernel::grouped_linear;
+  }
+  what.nvme = run.offload_optimizer == OffloadedOptimizer::nvme || run.parameters_on_nvme;
+  return what;
+}
+
+void EngineTimeContext::check_unmeasured(const ModelSpec& model) const {
+  const Unmeasured what = unmeasured(model, run);
+  if (what.nvme && (run.engine != TimedEngine::deepspeed || run.stage != 3))
+    throw InputError(
+        "step time: offload to NVMe: expected DeepSpeed at stage 3, the only one that reads and writes it");
+  if (what.experts && (run.stack != KernelStack::hugging_face || run.fp8 || run.tensor_parallel > 1))
+    throw InputError(
+        "step time: experts: expected transformers' grouped products in 16 bits without tensor parallelism, the only "
+        "form of them that is modelled");
+}
+
+double EngineTimeContext::gpus_per_node() const {
+  return std::min(run.communicates ? machine.gpus_per_node : 1, run.ranks * run.tensor_parallel);
+}
+
+Seconds EngineTimeContext::nvme_read(double bytes) const {
+  const HostModel host(machine);
+  return host.alone(host.disk_read(Bytes(bytes * gpus_per_node())));
+}
+
+Seconds EngineTimeContext::nvme_write(double bytes) const {
+  const HostModel host(machine);
+  return host.alone(host.disk_write(Bytes(bytes * gpus_per_node())));
+}
+
 RankGroup EngineTimeContext::group(int ranks) const {
   const int inside = std::min(ranks, ranks_per_node_);
   return {ranks, std::max(1, ranks / inside), inside};
@@ -141,10 +185,17 @@ Seconds EngineTimeContext::collective(CollectiveKind kind, double bytes, RankGro
   // ZeRO-3 gathers a layer in several messages.
   const bool split = run.engine == TimedEngine::deepspeed && run.stage == 3;
   const double messages = split ? fit[TimeFit::deepspeed_messages] : 1;
-  return collectives_->cost(kind, Bytes(bytes / messages), ranks).alone() * messages;
+  return collectives_->cost(kind, Bytes(bytes / messages), ranks).alone() * (messages * run.collective_scale);
 }
 
 Seconds EngineTimeContext::gather(double parameters) const {
+  const RankGroup all = group(run.shard_ranks);
+  if (run.hierarchical_gather && all.nodes > 1) {
+    const double bytes = parameters * size_of(run.type);
+    // Each GPU collects a node's share of every shard it has neighbours for; the node then puts them together.
+    return collective(CollectiveKind::all_gather, bytes / all.ranks_per_node, {all.nodes, all.nodes, 1}) +
+           collective(CollectiveKind::all_gather, bytes, {all.ranks_per_node, 1, all.ranks_per_node});
+  }
   return collective(CollectiveKind::all_gather, parameters * size_of(run.type), group(run.shard_ranks));
 }
 
@@ -153,20 +204,22 @@ Seconds EngineTimeContext::gather_inside(double parameters) const {
                     group(std::min(run.ranks, ranks_per_node_)));
 }
 
-Seconds EngineTimeContext::reduce(double parameters) const {
+Seconds EngineTimeContext::reduce_inside(double parameters) const {
   const double bytes = parameters * size_of(run.reduction);
   // DeepSpeed's stages 1 and 2 all-reduce their buckets, of which a rank keeps its part (deepspeed.md section 4.7).
   const bool whole = run.stage == 0 || (run.engine == TimedEngine::deepspeed && run.stage < 3);
   if (whole) return collective(CollectiveKind::all_reduce, bytes, group(run.ranks));
-  Seconds time = collective(CollectiveKind::reduce_scatter, bytes, group(run.shard_ranks));
+  return collective(CollectiveKind::reduce_scatter, bytes, group(run.shard_ranks));
+}
+
+Seconds EngineTimeContext::reduce_between(double parameters) const {
   const int copies = run.ranks / run.shard_ranks;
-  if (copies > 1) {
-    // Ranks that own the same shard; as many such groups share a node's NICs as the node has shards.
-    const int inside = std::max(1, ranks_per_node_ / run.shard_ranks);
-    time += collective(CollectiveKind::all_reduce, bytes / run.shard_ranks,
-                       {copies, std::max(1, copies / inside), std::min(copies, inside)});
-  }
-  return time;
+  const bool whole = run.stage == 0 || (run.engine == TimedEngine::deepspeed && run.stage < 3);
+  if (whole || copies == 1) return {};
+  // Ranks that own the same shard; as many such groups share a node's NICs as the node has shards.
+  const int inside = std::max(1, ranks_per_node_ / run.shard_ranks);
+  return collective(CollectiveKind::all_reduce, parameters * size_of(run.reduction) / run.shard_ranks,
+                    {copies, std::max(1, copies / inside), std::min(copies, inside)});
 }
 
 Seconds EngineTimeContext::tensor_parallel(TokenShape tokens, std::int64_t hidden) const {
@@ -175,7 +228,7 @@ Seconds EngineTimeContext::tensor_parallel(TokenShape tokens, std::int64_t hidde
   const RankGroup neighbours{run.tensor_parallel, 1, run.tensor_parallel};
   constexpr double kAsync = 0.5;  // half of it hides behind the pieces of the matmul (step-time.md section 2)
   return collectives_->cost(CollectiveKind::all_gather, message, neighbours).alone() *
-         (run.async_tensor_parallel ? kAsync : 1);
+         ((run.async_tensor_parallel ? kAsync : 1) * run.collective_scale);
 }
 
 BytesPerSecond EngineTimeContext::pcie() const {
@@ -201,7 +254,9 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
                                   ? fmt::format(" x {:.1f} for ZeRO-3's hooks", fit[TimeFit::host_stage3])
                                   : ""),
                   "fitted to steps of several hosts; a slow or busy CPU takes longer"});
-  if (run.offload_optimizer == OffloadedOptimizer::host && !run.host_adam)
+  const bool host_adam =
+      run.offload_optimizer == OffloadedOptimizer::host || run.offload_optimizer == OffloadedOptimizer::nvme;
+  if (host_adam && !run.host_adam)
     list.push_back(
         {"CPU Adam", "a fraction of what the host's memory and cores allow",
          "cpu_adam_*: H200 host with 16 cores (data/groundtruth); published hosts reach 1.6 to 11 G parameters/s"});
@@ -210,6 +265,26 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
                     fmt::format("{:.2f} of the NICs' sum on InfiniBand, other networks in proportion",
                                 fit[network_of(machine.gpu)]),
                     fit.values[static_cast<std::size_t>(network_of(machine.gpu))].source});
+  for (Assumption& each : unmeasured_assumptions()) list.push_back(std::move(each));
+  return list;
+}
+
+std::vector<Assumption> EngineTimeContext::unmeasured_assumptions() const {
+  constexpr std::string_view kNotMeasured = "by mechanism, not measured: docs/step-time.md";
+  const Unmeasured what = unmeasured(model_, run);
+  std::vector<Assumption> list;
+  if (what.experts)
+    list.push_back(
+        {"step time of experts", "one grouped product a projection, tokens spread evenly", std::string(kNotMeasured)});
+  if (what.encoders)
+    list.push_back(
+        {"step time of encoders", "their layers as a decoder's, of as many tokens", std::string(kNotMeasured)});
+  if (what.nvme)
+    list.push_back(
+        {"step time of NVMe",
+         fmt::format("drives at {:.1f} and {:.1f} GB/s a node, reads and writes one after the other",
+                     machine.nvme.read.base() * kDiskFraction / 1e9, machine.nvme.write.base() * kDiskFraction / 1e9),
+         std::string(kNotMeasured)});
   return list;
 }
 

@@ -13,6 +13,8 @@ constexpr double kGiga = 1e9;
 constexpr Seconds kTensorHost = 0.11_ms;
 /// fp32 master and two moments, one direction.
 constexpr double kStateBytes = 12;
+/// fp32 gradients that DeepSpeed writes to NVMe in backward and reads again beside the states (deepspeed.md section 7).
+constexpr double kGradientBytes = 4;
 
 double optimizer_bytes(const EngineTimeContext& c) {
   switch (c.run.optimizer) {
@@ -44,6 +46,32 @@ double host_adam(const EngineTimeContext& c) {
   return rate * c.fit[slow ? TimeFit::cpu_adam_deepspeed_stage3 : TimeFit::cpu_adam_deepspeed];
 }
 
+/// Sub-groups are read, updated, written one after the other; a pipeline lets the update run beside one of the others.
+/// Reads and writes share the drives.
+Seconds swapped(Seconds read, Seconds update, Seconds write, const EngineTimeRun& run) {
+  if (run.pipelined_read && run.pipelined_write) return std::max(update, read + write);
+  if (run.pipelined_read) return write + std::max(read, update);
+  if (run.pipelined_write) return read + std::max(update, write);
+  return read + update + write;
+}
+
+/// `local`: parameters that a rank updates.
+void update_on_host(const EngineTimeContext& c, double local, Update& update) {
+  const EngineTimeRun& run = c.run;
+  const Seconds adam = update.adam = Seconds(local * c.gpus_per_node() / host_adam(c));
+  // Weights go up again, unless they stay on the host.
+  const double up = run.offload_parameters ? 0 : local * size_of(run.type);
+  update.offload = Bytes(up) / c.pcie();
+  if (run.offload_optimizer == OffloadedOptimizer::nvme) {
+    update.offload +=
+        swapped(c.nvme_read(local * (kStateBytes + kGradientBytes)), adam, c.nvme_write(local * kStateBytes), run);
+    update.gradient_writes = c.nvme_write(local * kGradientBytes);
+  } else {
+    update.offload += adam;
+  }
+  if (run.parameters_on_nvme) update.offload += c.nvme_write(local * size_of(run.type));
+}
+
 }  // namespace
 
 Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
@@ -59,15 +87,10 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
       update.optimizer = Bytes(local * optimizer_bytes(c)) / memory + Seconds(c.fit[start] * kMillisecond);
       break;
     }
-    case OffloadedOptimizer::host: {
-      // A tensor-parallel group's GPUs hold different parts.
-      const int gpus = run.ranks * run.tensor_parallel;
-      const double node = local * std::min(run.communicates ? c.machine.gpus_per_node : 1, gpus);
-      // Weights go up again, unless they stay on the host.
-      const double up = run.offload_parameters ? 0 : local * size_of(run.type);
-      update.offload = Seconds(node / host_adam(c)) + Bytes(up) / c.pcie();
+    case OffloadedOptimizer::host:
+    case OffloadedOptimizer::nvme:
+      update_on_host(c, local, update);
       break;
-    }
     case OffloadedOptimizer::states:
       // Both directions at the same time.
       update.offload = Bytes(local * kStateBytes) / c.pcie();

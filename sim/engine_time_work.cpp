@@ -30,6 +30,12 @@ constexpr ElementBytes kSeparateCopies{2, 4};
 constexpr ElementBytes kComposerCopies{4, 6};
 constexpr ElementBytes kUnpadCopies{20, 30};  // flash attention that unpads and pads
 
+// Experts as transformers runs them (integrations/moe.py): probabilities and the best k of them of each token; rows
+// put in the order of their experts and back; one grouped product a projection. Of a row's elements.
+constexpr ElementBytes kRouterScores{24, 28};  // fp32 softmax, top k, their sum
+constexpr ElementBytes kGatherRows{4, 8};      // index; its backward adds rows up in fp32
+constexpr ElementBytes kCombineRows{14, 18};   // times the weight, back in place, sum over the k
+
 /// Bytes a score that unfused attention moves forward, and its backward over that (V100, step-time.md section 2).
 constexpr double kScoreBytes = 10;
 constexpr double kScoreBackward = 1.3;
@@ -43,6 +49,9 @@ constexpr double kCastForward = 0.33;  // share of the forward
 // also casts, drops out and scales (groundtruth LoRA rows: forward 1.2 to 1.4 times as long where the host decides).
 constexpr double kOpsRmsNorm = 4, kOpsLayerNorm = 2, kOpsLinear = 2, kOpsAdapter = 3, kOpsRotary = 5, kOpsGated = 2,
                  kOpsGeluNew = 7, kOpsActivation = 1, kOpsAdd = 1, kOpsAttention = 9;
+// Experts: product, softmax, top k, normalised; sort, counts, offsets, index; a grouped product with its transposed
+// view; weights, index back, sum.
+constexpr double kOpsRouter = 10, kOpsGather = 9, kOpsGrouped = 3, kOpsCombine = 6;
 
 bool compiled(KernelStack stack) {
   return stack == KernelStack::compiled_blocks || stack == KernelStack::compiled_graph;
@@ -113,14 +122,17 @@ double host_ops(const BlockKind& kind, const GraphOp& op) {
       return kOpsAttention;
     case Kernel::activation:
       return is_gated(op) ? kOpsGated : is_gelu_new(op) ? kOpsGeluNew : kOpsActivation;
-    case Kernel::add:
     case Kernel::permute:
-    case Kernel::combine:
+      return op.rows_per_token > 1 ? kOpsGather : kOpsAdd;
+    case Kernel::add:
     case Kernel::embedding:
       return kOpsAdd;
+    case Kernel::combine:
+      return kOpsCombine;
     case Kernel::router:
+      return kOpsRouter;
     case Kernel::grouped_linear:
-      return 0;
+      return kOpsGrouped;
   }
   return 0;
 }
@@ -160,16 +172,20 @@ class LayerWalk {
       case Kernel::add:
         return stream(compiled(run_.stack) ? kAddCompiled : kAdd, out);
       case Kernel::activation:
-        return stream(activation_bytes(op, run_.stack), static_cast<double>(op.out_features));
+        return stream(activation_bytes(op, run_.stack), static_cast<double>(op.out_features * op.rows_per_token));
       case Kernel::rotary:
         return stream(compiled(run_.stack) ? kRotaryCompiled : kRotaryEager, rotated(op));
       case Kernel::permute:
+        return stream(op.rows_per_token > 1 ? kGatherRows : kAdd, out);
       case Kernel::embedding:
         return stream(kAdd, out);
       case Kernel::router:
+        matrix(op, op.out_features, trains(op));
+        return stream(kRouterScores, static_cast<double>(op.out_features));
       case Kernel::grouped_linear:
+        return grouped(op);
       case Kernel::combine:
-        throw InputError("step time: layers with experts are not modelled for DeepSpeed and FSDP");
+        return stream(kCombineRows, out * static_cast<double>(op.rows_per_token));
     }
   }
 
@@ -229,6 +245,22 @@ class LayerWalk {
     last_flops_ = static_cast<double>(out) * static_cast<double>(in);
     matmul_flops_ += last_flops_;
     cast_outputs_ += static_cast<double>(out);
+  }
+
+  /// One product for all experts, their rows alike.
+  void grouped(const GraphOp& op) {
+    const std::int64_t rows = std::max<std::int64_t>(1, tokens_.tokens() * op.rows_per_token / op.groups);
+    const auto product = [&](std::int64_t m, std::int64_t n, std::int64_t k, GemmOutput output) {
+      const KernelCost cost = rates_.gpu->grouped_gemm(op.groups, m, n, k, run_.type, output);
+      return std::max(cost.sm_time * rates_.matmul_scale, cost.hbm_time);
+    };
+    work_.matmul_forward += product(rows, op.out_features, op.in_features, GemmOutput::same);
+    work_.matmul_backward += product(rows, op.in_features, op.out_features, GemmOutput::same);
+    const GemmOutput weight_type = run_.fp32_gradients ? GemmOutput::fp32 : GemmOutput::same;
+    if (trains(op)) work_.matmul_backward += product(op.out_features, op.in_features, rows, weight_type);
+    last_flops_ = static_cast<double>(op.out_features) * static_cast<double>(op.in_features) *
+                  static_cast<double>(op.rows_per_token);
+    matmul_flops_ += last_flops_;
   }
 
   /// Output and down projections split their input over a tensor-parallel group, all others their output.

@@ -34,7 +34,6 @@ struct LayerWork {
   double trainable = 0;
 };
 
-/// Throws InputError for layers with experts.
 LayerWork layer_work(const BlockKind& layer, const EngineTimeRun& run, TokenShape tokens, const KernelRates& rates,
                      const EngineTimeFit& fit);
 

@@ -7,6 +7,9 @@
 #include <chrono>
 #include <list>
 #include <random>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "models/error.h"
 #include "models/units.h"
@@ -394,6 +397,38 @@ TEST_CASE("A million operations take well under a second", "[.slow]") {
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   UNSCOPED_INFO("seconds: " << taken.count());
   CHECK(taken.count() < 2.0);
+}
+
+TEST_CASE("Free blocks stand in the order that a std::set has them in, whatever is inserted and erased") {
+  std::mt19937 random(7);
+  FreeBlocks blocks;
+  std::set<std::pair<std::int64_t, std::int64_t>> reference;
+  for (int i = 0; i < 20000; ++i) {
+    // Long phases of growth and of decay, so that runs split and vanish.
+    const bool grows = (i / 4000) % 2 == 0 ? random() % 4 != 0 : random() % 4 == 0;
+    const auto first = static_cast<std::int64_t>(random() % 50), second = static_cast<std::int64_t>(random() % 5000);
+    if (grows || reference.empty()) {
+      if (reference.emplace(first, second).second) blocks.insert({first, second, i});
+    } else {
+      auto victim = reference.lower_bound({first, second});
+      if (victim == reference.end()) victim = reference.begin();
+      blocks.erase(victim->first, victim->second);
+      reference.erase(victim);
+    }
+    const auto expected = reference.lower_bound({first, second});
+    const FreeBlocks::Position found = blocks.lower_bound(first, second);
+    REQUIRE((found == blocks.end()) == (expected == reference.end()));
+    if (expected != reference.end()) {
+      REQUIRE(blocks.at(found).first == expected->first);
+      REQUIRE(blocks.at(found).second == expected->second);
+    }
+    REQUIRE(blocks.empty() == reference.empty());
+  }
+  std::vector<std::pair<std::int64_t, std::int64_t>> all;
+  for (FreeBlocks::Position at = blocks.begin(); at != blocks.end(); at = blocks.next(at))
+    all.emplace_back(blocks.at(at).first, blocks.at(at).second);
+  CHECK(std::equal(all.begin(), all.end(), reference.begin(), reference.end()));
+  CHECK(blocks.entries().size() == reference.size());
 }
 
 }  // namespace zeroplan

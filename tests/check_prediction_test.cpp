@@ -251,12 +251,12 @@ TEST_CASE("What no rule covers is named and left out") {
   CHECK_FALSE(predicted(cases[0].config, dense, machine, of_tokens(256)).run.does_not_fit());
 }
 
-TEST_CASE("Families: experts have memory and no step time, ChatGLM a step time and no memory") {
+TEST_CASE("Families: experts have memory and a step time by mechanism, ChatGLM a step time and no memory") {
   const MachineSpec machine = machine_of("8xA100-80G");
   const std::string text = config_text(R"("stage": 3, "offload_optimizer": {"device": "cpu"})", 1, 1);
   const CheckPrediction experts = predicted(text, find_model("mixtral-8x7b"), machine, of_tokens(256, true));
   CHECK(experts.run.memory);
-  CHECK(missing(experts, "time", "experts"));
+  CHECK(experts.run.time);
   const CheckPrediction glm = predicted(text, find_model("glm-4-9b"), machine, of_tokens(256, true));
   // Until ChatGLM has an eager graph.
   CHECK(missing(glm, "memory", "chatglm") == !glm.run.memory.has_value());
@@ -338,7 +338,9 @@ TEST_CASE("Drives are used when the host is too small") {
   REQUIRE(with.nearest);
   REQUIRE(with.nearest->result);
   CHECK(std::ranges::any_of(with.nearest->changes, [](const KeyChange& c) { return c.to == "\"nvme\""; }));
-  CHECK_FALSE(with.nearest->result->time);
+  REQUIRE(with.nearest->result->time);  // by mechanism, and it says so
+  CHECK(std::ranges::any_of(with.nearest->result->time->assumptions,
+                            [](const Assumption& a) { return a.source.starts_with("by mechanism, not measured"); }));
   CHECK_FALSE(with.nearest->result->memory->caveat.empty());
 }
 

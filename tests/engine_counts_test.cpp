@@ -158,3 +158,35 @@ TEST_CASE("A tape of another number of micro-steps is our mistake") {
   record_run(*make_deepspeed_engine(step, job, tape), step, {2, 2, 0, {1, 64}}, tape);
   CHECK_THROWS_AS(steady_traffic(tape, 5), std::logic_error);
 }
+
+TEST_CASE("Activations that surely stay are never more than eager PyTorch saves") {
+  int compared = 0;
+  for (const std::string& name : model_names()) {
+    const ModelSpec model = find_model(name);
+    for (const bool checkpointing : {false, true}) {
+      for (const std::int64_t rank : {0, 4}) {
+        EagerOptions options;
+        options.tokens = {2, 64};
+        options.checkpointing = checkpointing;
+        options.attention = usual_attention(model);
+        options.lora_rank = rank;
+        EagerPeaks peaks;
+        try {
+          peaks = eager_peaks(eager_step(model, options));
+        } catch (const InputError&) {
+          continue;  // no eager graph
+        }
+        INFO(name << " checkpointing " << checkpointing << " rank " << rank);
+        Plan plan;
+        plan.micro_batch = 2;
+        plan.seq_len = 64;
+        plan.recompute = checkpointing ? Recompute::full : Recompute::none;
+        const Bytes known = engine_saved_activations(adapted_model(model, rank), plan);
+        CHECK(known > Bytes());
+        CHECK(known <= peaks.saved);
+        ++compared;
+      }
+    }
+  }
+  CHECK(compared > 200);
+}

@@ -117,3 +117,37 @@ TEST_CASE("What no rule covers is not predicted") {
       fitter.deepspeed(config_of(R"("stage": 3, "mics_shard_size": 3)"), {{1, 512}, 1, 8, true, DType::bf16}),
       InputError);
 }
+
+TEST_CASE("A trial fits exactly where the whole fit does, and never says more than that needs") {
+  const ModelSpec model = find_model("smollm2-360m");
+  int fitting = 0, over = 0;
+  for (const double gib : {6.0, 8.0, 12.0, 24.0}) {
+    MachineSpec machine = machine_for(parse_gpu_request("4xA100-80G"), 1);
+    machine.gpu.memory = Bytes(gib * kGiB);
+    set_host_memory(machine, Bytes((gib < 8 ? 24 : 256) * kGiB));
+    for (const char* zero :
+         {R"("stage": 1)", R"("stage": 2)", R"("stage": 3)", R"("stage": 3, "offload_optimizer": {"device": "cpu"})"}) {
+      for (const std::int64_t batch : {1, 4, 8}) {
+        INFO(gib << " GiB " << zero << " batch " << batch);
+        const std::string text = fmt::format(R"({{"bf16": {{"enabled": true}}, "zero_optimization": {{{}}}}})", zero);
+        const DeepSpeedConfig config = read_deepspeed_config(ConfigText::parse(text, "ds.json"), model.hidden);
+        const EngineWorkload w{{batch, 1024}, 2, 4};
+        const EngineFit whole = EngineFitter(model, machine, 0.05).deepspeed(config, w);
+        const EngineTrial trial = EngineFitter(model, machine, 0.05).try_deepspeed(config, w, Bytes());
+        CHECK(trial.fit.has_value() == whole.fits_in_step());
+        if (trial.fit) {
+          ++fitting;
+          CHECK(trial.fit->device() == whole.device());
+          CHECK(trial.fit->host == whole.host);
+          CHECK(trial.fit->allocated == whole.allocated);
+        } else {
+          ++over;
+          CHECK(trial.device_at_least <= whole.device());
+          CHECK(trial.host <= whole.host);
+        }
+      }
+    }
+  }
+  CHECK(fitting >= 8);
+  CHECK(over >= 8);
+}

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "models/error.h"
-#include "planner/engine_fit.h"
+#include "planner/engine_plans.h"
 #include "planner/export_parts.h"
 #include "planner/report_json.h"
 #include "tests/catch.h"
@@ -241,4 +241,94 @@ TEST_CASE("Under other engines the same request gives the same answer") {
   CHECK(first == text());
   const Traffic traffic = search(request).plans.front().prediction.traffic;  // of the replayed tape
   CHECK(traffic.all_gather + traffic.reduce_scatter + traffic.all_reduce > Bytes());
+}
+
+TEST_CASE("Under other engines adapters are planned: less memory than training everything, the rank in every plan") {
+  for (const Engine engine : {Engine::deepspeed, Engine::fsdp2}) {
+    INFO(to_string(engine));
+    Request request = request_of("7B", "2x3090-24G", engine);
+    request.seq_len = 512;
+    request.global_batch = 16;
+    const Answer all = search(request);
+    request.lora_rank = 16;
+    const Answer adapters = search(request);
+    REQUIRE(adapters.feasible);
+    for (const Candidate& c : adapters.plans) {
+      CHECK(c.plan.lora_rank == 16);
+      CHECK_FALSE(c.prediction.mfu.has_value());
+      EnginePlans plans(request);
+      const EngineFit fit = plans.fit(c.plan);
+      CHECK(fit.fits_in_step());
+      CHECK(c.prediction.host->peak == fit.host);
+      const PlanFile file{c.plan, request.model, request.machine};
+      CHECK(read_plan(write_plan(file), "plan.json").plan == c.plan);
+    }
+    if (all.feasible) CHECK(adapters.plans.front().prediction.step < all.plans.front().prediction.step);
+    request.engine = Engine::zeroplan;
+    CHECK_THROWS_AS(search(request), InputError);
+  }
+}
+
+TEST_CASE("Under DeepSpeed states go to NVMe where the host is too small, and no further than the drives hold") {
+  Request request = request_of("13B", "2x3090-24G", Engine::deepspeed);
+  set_host_memory(request.machine, 96_GiB);
+  request.seq_len = 1024;
+  request.global_batch = 16;
+  const Answer without = search(request);
+  CHECK_FALSE(without.feasible);
+  set_nvme(request.machine, "1x2TB@3GB/s");
+  const Answer with = search(request);
+  REQUIRE(with.feasible);
+  const Candidate& best = with.plans.front();
+  REQUIRE(best.plan.optimizer.nvme == best.plan.optimizer.total());
+  REQUIRE(best.prediction.nvme.has_value());
+  CHECK(best.prediction.nvme->peak.base() >= 16.0 * static_cast<double>(request.model.parameters()) * (1 - 1e-9));
+  CHECK(best.prediction.traffic.nvme_write > Bytes());
+  CHECK(EnginePlans(request).fit(best.plan).fits_in_step());
+  set_nvme(request.machine, "1x100GB@3GB/s");
+  const Answer small = search(request);
+  CHECK_FALSE(small.feasible);
+}
+
+TEST_CASE("Under other engines every change that is said to make it fit does, when it is planned") {
+  for (const Engine engine : {Engine::deepspeed, Engine::fsdp2}) {
+    Request request = request_of("13B", "2x3090-24G", engine);
+    set_host_memory(request.machine, 64_GiB);
+    request.seq_len = 2048;
+    request.global_batch = 16;
+    const Answer answer = search(request);
+    REQUIRE_FALSE(answer.feasible);
+    CHECK_FALSE(answer.shortfall->changes.empty());
+    for (const Shortfall::Change& change : answer.shortfall->changes) {
+      INFO(to_string(engine) << ": " << change.flag);
+      Request changed = request;
+      if (change.flag.starts_with("--host-memory ")) {
+        set_host_memory(changed.machine, parse_bytes(change.flag.substr(14), "--host-memory"));
+      } else if (change.flag.starts_with("--nvme ")) {
+        set_nvme(changed.machine, change.flag.substr(7));
+      } else if (change.flag.starts_with("--nodes ")) {
+        set_nodes(changed.machine, std::stoi(change.flag.substr(8)));
+      } else if (change.flag.starts_with("--seq-len ")) {
+        changed.seq_len = std::stoll(change.flag.substr(10));
+      }
+      CHECK(change.result.fits);
+      CHECK(EnginePlans(changed).fit(change.result.plan).fits_in_step());
+      CHECK(search(changed).feasible);
+    }
+  }
+}
+
+TEST_CASE("Under other engines advice names what is waited for, and a step is no longer with it") {
+  Request request = request_of("13B", "8xA100-80G", Engine::deepspeed);
+  request.constraints = {{3}, Offload{OffloadWhat::optimizer, Tier::host}, Recompute::full, 1};
+  const Answer answer = search(request);
+  REQUIRE(answer.feasible);
+  const std::vector<Advice> advice = advise(answer, answer.plans.front());
+  REQUIRE_FALSE(advice.empty());
+  for (std::size_t i = 0; i < advice.size(); ++i) {
+    CHECK(advice[i].speedup >= 1.02);
+    CHECK(advice[i].speedup <= 2);
+    if (i > 0) CHECK(advice[i].speedup <= advice[i - 1].speedup);
+  }
+  CHECK(std::ranges::any_of(advice, [](const Advice& a) { return a.what.find("host memory") != std::string::npos; }));
 }

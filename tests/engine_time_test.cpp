@@ -2,8 +2,10 @@
 
 #include "sim/engine_time.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "models/error.h"
@@ -384,8 +386,12 @@ TEST_CASE("What is not modelled is refused with a reason") {
     }
   };
   EngineTimeRun run = alone(TimedEngine::fsdp2, 1, 512);
+  run.stack = KernelStack::torchtitan;
   refuses(find_model("mixtral-8x7b"), machine, run, "experts");
-  refuses(find_model("t5-base"), machine, run, "encoder");
+  run.stack = KernelStack::hugging_face;
+  run.offload_optimizer = OffloadedOptimizer::nvme;
+  refuses(llama, machine, run, "NVMe");
+  run.offload_optimizer = OffloadedOptimizer::none;
   run.stage = 1;
   refuses(llama, machine, run, "FSDP has no stage 1");
   run.stage = 4;
@@ -478,6 +484,101 @@ TEST_CASE("A prediction takes well under a millisecond") {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   CHECK(total > Seconds());
   CHECK(took.count() / kCalls < 1e-3);
+}
+
+namespace {
+
+bool says_unmeasured(const EngineTime& time, std::string_view what) {
+  return std::any_of(time.assumptions.begin(), time.assumptions.end(), [&](const Assumption& a) {
+    return a.what == what && a.source.starts_with("by mechanism, not measured");
+  });
+}
+
+EngineTimeRun swapping_run() {
+  EngineTimeRun run;
+  run.engine = TimedEngine::deepspeed;
+  run.stage = 3;
+  run.tokens = {1, 2048};
+  run.recompute = TimedRecompute::full;
+  run.offload_optimizer = OffloadedOptimizer::nvme;
+  run.host_adam = 2e9;
+  return run;
+}
+
+MachineSpec node_with_drives(BytesPerSecond read, BytesPerSecond write) {
+  MachineSpec machine = node_of("A100-SXM4-80GB", 8);
+  machine.nvme.drives = 4;
+  machine.nvme.capacity = Bytes(16e12);
+  machine.nvme.read = read;
+  machine.nvme.write = write;
+  return machine;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "States on NVMe: 16 bytes read and 12 written a parameter on shared drives, beside Adam as far as pipelines go") {
+  const ModelSpec model = find_model("llama-2-7b");
+  const MachineSpec machine = node_with_drives(10.0_GBps, 5.0_GBps);
+  const HostModel host(machine);
+  const auto all = static_cast<double>(model.parameters());
+  const double read = host.alone(host.disk_read(Bytes(16 * all))).base();
+  const double write = host.alone(host.disk_write(Bytes(12 * all))).base();
+  const double adam = all / 2e9;
+  EngineTimeRun run = swapping_run();
+  const auto step = [&](bool reads, bool writes) {
+    run.pipelined_read = reads;
+    run.pipelined_write = writes;
+    return predict_engine_time(model, machine, run).step.base();
+  };
+  const double serial = step(false, false);
+  CHECK(serial - step(true, false) == Approx(read + adam - std::max(read, adam)).epsilon(1e-6));
+  CHECK(serial - step(false, true) == Approx(adam + write - std::max(adam, write)).epsilon(1e-6));
+  CHECK(serial - step(true, true) == Approx(read + adam + write - std::max(adam, read + write)).epsilon(1e-6));
+  CHECK(step(true, true) > read + write);
+  // The same run with the states in host memory reads and writes nothing.
+  run.offload_optimizer = OffloadedOptimizer::host;
+  const EngineTime in_memory = predict_engine_time(model, machine, run);
+  CHECK(serial - in_memory.step.base() >= read + write);
+  CHECK(in_memory.host_update.base() == Approx(adam));
+  run.offload_optimizer = OffloadedOptimizer::nvme;
+  CHECK(says_unmeasured(predict_engine_time(model, machine, run), "step time of NVMe"));
+  CHECK_FALSE(says_unmeasured(in_memory, "step time of NVMe"));
+}
+
+TEST_CASE("Faster drives never make a step longer, and weights on them cost no less than in host memory") {
+  const ModelSpec model = find_model("llama-2-7b");
+  EngineTimeRun run = swapping_run();
+  run.offload_parameters = run.parameters_on_nvme = true;
+  double last = std::numeric_limits<double>::infinity();
+  for (const double rate : {1e9, 2e9, 5e9, 2e10, 1e12}) {
+    const MachineSpec machine = node_with_drives(BytesPerSecond(rate), BytesPerSecond(rate / 2));
+    const double step = predict_engine_time(model, machine, run).step.base();
+    CHECK(step <= last);
+    last = step;
+    EngineTimeRun host_weights = run;
+    host_weights.parameters_on_nvme = false;
+    CHECK(predict_engine_time(model, machine, host_weights).step.base() <= step);
+  }
+  MachineSpec none = node_of("A100-SXM4-80GB", 8);
+  CHECK_THROWS_AS(predict_engine_time(model, none, run), InputError);
+}
+
+TEST_CASE("Experts: between a dense model of the active and one of all parameters; encoders: as two stacks of layers") {
+  const MachineSpec machine = node_of("H100-SXM5-80GB", 8);
+  for (const TimedEngine engine : {TimedEngine::deepspeed, TimedEngine::fsdp2}) {
+    EngineTimeRun run = alone(engine, 8, 2048);
+    const ModelSpec mixtral = find_model("mixtral-8x7b");
+    const EngineTime experts = predict_engine_time(mixtral, machine, run);
+    CHECK(says_unmeasured(experts, "step time of experts"));
+    // Two of eight experts: Mistral's attention, twice its MLP.
+    const EngineTime dense = predict_engine_time(find_model("mistral-7b-v0.1"), machine, run);
+    CHECK(experts.matmul > dense.matmul);
+    CHECK(experts.matmul < 3 * dense.matmul);
+    CHECK(experts.attention.base() == Approx(dense.attention.base()).epsilon(0.05));
+    CHECK(experts.streaming > dense.streaming);
+    CHECK(says_unmeasured(predict_engine_time(find_model("t5-base"), machine, run), "step time of encoders"));
+  }
 }
 
 }  // namespace zeroplan::tests

@@ -152,7 +152,8 @@ plan 'one of none, selective, full' --recompute some
 plan 'one of bf16, fp16, fp32' --precision fp8
 plan 'one of zeroplan, deepspeed, fsdp2' --engine megatron
 plan 'one of time, cost, memory' --objective speed
-plan 'later version' --trainable lora:r=16
+plan '--trainable lora:r=16: expected all' --trainable lora:r=16
+plan '--trainable lora:r=9000: expected a rank' --trainable lora:r=9000 --engine deepspeed
 for text in none lora lora:r= lora:r=0 lora:r=-1 lora:r=16x lora:r=99999999999; do plan '--trainable' --trainable "$text"; done
 for text in 200% -5% 5 0.05 nan% % 5%% 1e400%; do plan '--margin' --margin "$text"; done
 for text in 0 -1 nan inf 300X 300BB 1e19 1e400 B '300 B'; do plan '--tokens' --tokens "$text"; done
@@ -208,9 +209,12 @@ refused '--engine' --model 7B --gpus 8xH100 --engine horovod
 refused '--zero 0' --model 7B --gpus 8xH100 --engine fsdp2 --zero 0,1,2,3
 refused '--zero 1' --model 7B --gpus 8xH100 --engine fsdp2 --zero 1
 refused '--offload optimizer' --model 7B --gpus 8xH100 --engine fsdp2 --offload optimizer
-refused '--offload needs --zero' --model 7B --gpus 8xH100 --engine deepspeed --offload parameters --zero 2
+refused '--offload: no plan exists in this space: expected --zero' --model 7B --gpus 8xH100 --engine deepspeed --offload parameters --zero 2
 refused '--recompute selective' --model 7B --gpus 8xH100 --engine deepspeed --recompute selective
-refused 'experts' --model mixtral-8x7b --gpus 8xH100 --engine deepspeed
+refused '--offload ...:nvme' --model 7B --gpus 8xH100 --nvme 1x2TB --engine fsdp2 --offload all:nvme
+refused '--engine deepspeed: eager step' --model vit-base-patch16-224 --gpus 8xH100 --engine deepspeed
+refused '--precision bf16: expected fp16 or fp32' --model 7B --gpus 8xV100-32G --engine deepspeed
+refused '--disk: expected a directory' probe --disk nowhere --out here.json
 
 # Tables that are none.
 printf 'a,b\n1,2\n' >other.csv
