@@ -41,6 +41,7 @@ class Stage3 final : public DeepSpeedStage {
   void make_masters();
   void reduce_bucket();
   void reduce_between_groups();
+  std::vector<TapeId> cast_partitions();
   TapeId scale_bucket();
   TapeId interleave();
   void offload_partition(const Pending& item);
@@ -194,7 +195,7 @@ void Stage3::reduce_bucket() {
   if (input == bucket_ && pending_.front().storage != kNoBuffer) input = pending_.front().storage;
   collective(reduce_stream_, scatters ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce, group_,
              pending_elements_, scatters ? padded : pending_elements_, communication_, {{input, Access::read_write}});
-  const TapeId scaled = scatters ? kNoBuffer : scale_bucket();
+  std::vector<TapeId> partitions = scatters ? cast_partitions() : std::vector<TapeId>{scale_bucket()};
   for (const Pending& item : pending_) {
     if (offload_) {
       offload_partition(item);
@@ -205,11 +206,24 @@ void Stage3::reduce_bucket() {
     tape_.free(item.storage);
   }
   if (now_.last && job_.replicas() > 1) reduce_between_groups();
-  tape_.free(scaled);
+  drop(partitions);
   tape_.free(copy);
   tape_.free(cast);
   pending_.clear();
   pending_elements_ = 0;
+}
+
+/// After a reduce-scatter: partitions in the type of the sums, each a tensor of its own; nothing when they have it.
+std::vector<TapeId> Stage3::cast_partitions() {
+  std::vector<TapeId> partitions;
+  if (communication_ == sum_type_) return partitions;
+  for (const Pending& item : pending_) {
+    const std::int64_t count = shard(item.parameter);
+    partitions.push_back(staging(count * size_of(sum_type_), BufferRole::gradient_staging, reduce_pool_));
+    tape_.pass(reduce_stream_, count * (size_of(communication_) + size_of(sum_type_)),
+               {{partitions.back(), Access::write}});
+  }
+  return partitions;
 }
 
 /// After an all-reduce: multiplied by gradient_predivide_factor, 1, into a copy; in the type of the sums in another.
