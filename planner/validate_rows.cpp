@@ -17,9 +17,35 @@ namespace {
 
 Bytes gib(const JsonValue& value) { return Bytes(value.as_real(0, 1e9) * kGiB); }
 
+/// A row's own values of the model's configuration.
+void override_config(nlohmann::json& config, const JsonValue& changes) {
+  for (const auto& [key, value] : changes.members()) {
+    switch (value.kind()) {
+      case JsonValue::Kind::null:
+        config[key] = nullptr;
+        break;
+      case JsonValue::Kind::boolean:
+        config[key] = value.as_bool();
+        break;
+      case JsonValue::Kind::integer:
+        config[key] = value.as_int(0, kManyInRow);
+        break;
+      case JsonValue::Kind::real:
+        config[key] = value.as_real(-1e9, 1e9);
+        break;
+      case JsonValue::Kind::string:
+        config[key] = value.as_string();
+        break;
+      case JsonValue::Kind::array:
+      case JsonValue::Kind::object:
+        value.fail("a number, a text, true, false or null");
+    }
+  }
+}
+
 /// What the measuring scripts change in a published configuration: no dropout, no sliding window, embeddings of Llama's
-/// relatives not tied (data/groundtruth/README.md).
-ModelSpec as_measured(const ModelSpec& published) {
+/// relatives not tied (data/groundtruth/README.md), and what the row's `override` says.
+ModelSpec as_measured(const ModelSpec& published, const JsonValue* changes = nullptr) {
   nlohmann::json config = nlohmann::json::parse(published.config);
   for (auto& [key, value] : config.items()) {
     const bool dropout = key.find("drop") != std::string::npos && value.is_number();
@@ -33,6 +59,7 @@ ModelSpec as_measured(const ModelSpec& published) {
   for (const char* family : {"llama", "mistral", "qwen2"}) {
     if (published.family == family) config["tie_word_embeddings"] = false;
   }
+  if (changes != nullptr) override_config(config, *changes);
   ModelSpec model = read_model(config.dump(), published.name);
   model.name = published.name;
   return model;
@@ -68,12 +95,15 @@ std::string members_text(const ConfigText& row, std::string_view key) {
 DeepSpeedJob deepspeed_job(const JsonValue& row, std::string_view text) {
   const ConfigText file = ConfigText::parse(std::string(text), "row");
   const std::string precision = row_text(row, "prec", "bf16");
+  const JsonValue* clip = row.find("clip");
   std::string config = fmt::format(
-      R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": 1.0,
+      R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": {},
           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-5}}}}, "zero_optimization": {{"stage": {}{}}}{})",
-      row_integer(row, "mb", 1), row_integer(row, "gas", 1), row_integer(row, "stage", 0), members_text(file, "zero"),
-      members_text(file, "extra"));
-  if (precision != "fp32") config += fmt::format(R"(, "{}": {{"enabled": true}})", precision);
+      row_integer(row, "mb", 1), row_integer(row, "gas", 1), clip == nullptr ? 1.0 : clip->as_real(0, 1e9),
+      row_integer(row, "stage", 0), members_text(file, "zero"), members_text(file, "extra"));
+  if (precision != "fp32") {
+    config += fmt::format(R"(, "{}": {{"enabled": true{}}})", precision, members_text(file, "prec_opts"));
+  }
   config += "}";
   DeepSpeedJob job;
   job.config = read_deepspeed_config(ConfigText::parse(config, "row"));
@@ -197,8 +227,8 @@ std::string RowPredictor::describe(const JsonValue& row) {
   text += fmt::format(", {} x {}", row_integer(row, "mb", 1), row_integer(row, "seq", 1));
   if (row_integer(row, "gas", 1) > 1) text += fmt::format(" x {}", row_integer(row, "gas", 1));
   if (row_flag(row, "ac", false)) text += ", checkpointed";
-  for (const char* key : {"attn", "prec", "env", "zero", "extra", "lora", "shard", "reshard", "offload", "pure_bf16",
-                          "reduce_fp32", "reentrant", "zero_init"}) {
+  for (const char* key : {"attn", "prec", "prec_opts", "clip", "env", "zero", "extra", "lora", "shard", "reshard",
+                          "offload", "pure_bf16", "reduce_fp32", "reentrant", "zero_init", "override"}) {
     const JsonValue* value = row.find(key);
     if (value != nullptr && !(value->is_string() && value->as_string() == "sdpa")) {
       text += fmt::format(", {} {}", key, value->short_form());
@@ -222,20 +252,25 @@ const CostModel* RowPredictor::cost_of(const JsonValue& row, DType type) {
   return entry->second.get();
 }
 
-const EagerStep& RowPredictor::step_of(const std::string& model, bool measured, const EagerOptions& options) {
-  const std::string key =
+const EagerStep& RowPredictor::step_of(const JsonValue& row, bool measured, const EagerOptions& options) {
+  const std::string& model = row.at("model").as_string();
+  const JsonValue* changes = measured ? row.find("override") : nullptr;
+  std::string key =
       fmt::format("{} {} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch, options.tokens.seq_len,
                   options.checkpointing, options.reentrant, static_cast<int>(options.attention),
                   to_string(options.type), options.lora_rank, options.keeps_output, options.zero3);
+  if (changes != nullptr) {
+    for (const auto& [name, value] : changes->members()) key += fmt::format(" {} {}", name, value.short_form());
+  }
   const auto found = steps_.find(key);
   if (found != steps_.end()) return found->second;
   ModelSpec spec = find_model(catalog_name(model));
-  if (measured) spec = as_measured(spec);
+  if (measured) spec = as_measured(spec, changes);
   return steps_.emplace(key, eager_step(spec, options)).first->second;
 }
 
 std::vector<Comparison> RowPredictor::activations(const JsonValue& row) {
-  const EagerStep& step = step_of(row.at("model").as_string(), false, eager_options(row));
+  const EagerStep& step = step_of(row, false, eager_options(row));
   check_parameters(row, step, true);
   const EagerPeaks peaks = eager_peaks(step);
   std::vector<Comparison> list;
@@ -261,7 +296,7 @@ RowPredictor::Answer RowPredictor::deepspeed(const JsonValue& row, std::string_v
   const DeepSpeedJob job = deepspeed_job(row, text);
   EagerOptions options = eager_options(row);
   options.zero3 = job.config.stage == 3;
-  const EagerStep& step = step_of(row.at("model").as_string(), true, options);
+  const EagerStep& step = step_of(row, true, options);
   check_parameters(row, step, false);
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
@@ -287,7 +322,7 @@ RowPredictor::Answer RowPredictor::fsdp2(const JsonValue& row) {
   const Fsdp2Options engine = fsdp2_options(row);
   EagerOptions options = eager_options(row);
   options.keeps_output = true;  // the measuring loop holds the output until backward has ended
-  const EagerStep& step = step_of(row.at("model").as_string(), true, options);
+  const EagerStep& step = step_of(row, true, options);
   check_parameters(row, step, true);
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);

@@ -36,7 +36,7 @@ class RowPredictor {
   /// Kernel times on the row's GPU; null when the catalog does not know it. Collectives of the fake process groups that
   /// rows were measured with take no time.
   const CostModel* cost_of(const JsonValue& row, DType type);
-  const EagerStep& step_of(const std::string& model, bool as_measured, const EagerOptions& options);
+  const EagerStep& step_of(const JsonValue& row, bool as_measured, const EagerOptions& options);
   std::vector<Comparison> activations(const JsonValue& row);
   Answer deepspeed(const JsonValue& row, std::string_view text);
   Answer fsdp2(const JsonValue& row);
