@@ -58,10 +58,10 @@ void add_tables(const std::string& source, const std::vector<Comparison>& compar
 }
 
 /// By reason: which rows, and the first of them in words.
-std::string unpredicted_text(const Validation& validation) {
+std::string reasons_text(std::string_view title, const std::vector<Unpredicted>& list) {
   std::map<std::pair<std::string, std::string>, std::vector<const Unpredicted*>> reasons;
-  for (const Unpredicted& each : validation.unpredicted) reasons[{each.source, each.reason}].push_back(&each);
-  std::string out = reasons.empty() ? "" : "\nNot predicted\n";
+  for (const Unpredicted& each : list) reasons[{each.source, each.reason}].push_back(&each);
+  std::string out = reasons.empty() ? "" : fmt::format("\n{}\n", title);
   for (const auto& [key, rows] : reasons) {
     std::string lines;
     for (const Unpredicted* row : rows) lines += fmt::format("{}{}", lines.empty() ? "" : " ", row->line);
@@ -91,7 +91,7 @@ void validate_published_memory(std::string_view text, const std::string& name, d
   }
   add_tables(name, memory.comparisons, validation);
   for (const SkippedStep& each : memory.skipped)
-    validation.unpredicted.push_back({name, each.line, each.row, "memory: " + each.reason});
+    validation.no_verdict.push_back({name, each.line, each.row, each.reason});
 }
 
 void validate_published_steps(std::string_view text, const std::string& name, Validation& validation) {
@@ -297,7 +297,8 @@ std::string validation_text(const Validation& validation) {
   }
   out += step_time_text(validation.step_times);
   out += verdict_text(validation);
-  return out + unpredicted_text(validation);
+  return out + reasons_text("Not predicted", validation.unpredicted) +
+         reasons_text("Fits or not: no verdict", validation.no_verdict);
 }
 
 std::string validation_json(const Validation& validation) {
@@ -338,11 +339,15 @@ std::string validation_json(const Validation& validation) {
                                 {"predicted", table.worst_predicted.base()},
                                 {"measured", table.worst_measured.base()}}}});
   }
-  root["unpredicted"] = Json::array();
-  for (const Unpredicted& each : validation.unpredicted) {
-    root["unpredicted"].push_back(
-        {{"source", each.source}, {"row", each.line}, {"description", each.row}, {"reason", each.reason}});
-  }
+  const auto reasons = [](const std::vector<Unpredicted>& list) {
+    Json out = Json::array();
+    for (const Unpredicted& each : list) {
+      out.push_back({{"source", each.source}, {"row", each.line}, {"description", each.row}, {"reason", each.reason}});
+    }
+    return out;
+  };
+  root["unpredicted"] = reasons(validation.unpredicted);
+  root["no_verdict"] = reasons(validation.no_verdict);
   root["verdict_errors"] = validation.verdict_errors();
   root["verdicts"] = Json::array();
   for (const Verdict& each : validation.verdicts) {

@@ -92,7 +92,8 @@ struct Validation {
   std::vector<StepTimeTable> step_times;
   std::vector<Unpredicted> unpredicted;
   std::vector<Verdict> verdicts;
-  int rows = 0;  // read
+  std::vector<Unpredicted> no_verdict;  // rows of data/published on whose memory nothing is said, and why
+  int rows = 0;                         // read
   int verdict_errors() const;
   /// In the order of sources.
   std::vector<VerdictTable> verdict_tables() const;

@@ -45,6 +45,17 @@ void refuse_what_memory_lacks(const Cells& cells, const EngineTimeRun& run) {
   if (run.zero_plus_plus) throw InputError("ZeRO++: quantized collectives");
 }
 
+/// A slip in a cell is no run: its graph would not end, or its bytes not fit into 64 bits.
+void refuse_sizes(const MeasuredStep& step) {
+  constexpr std::int64_t kLayers = 1000, kTokens = 100'000'000, kWidth = 1'000'000;
+  const TokenShape& tokens = step.run.tokens;
+  if (step.model->num_layers > kLayers || step.model->hidden > kWidth || step.model->vocab > 10 * kWidth)
+    throw InputError("no model is that large");
+  if (tokens.batch > kTokens || tokens.seq_len > kTokens || tokens.tokens() > kTokens ||
+      step.run.remainder_batch > kTokens || step.run.accumulation > kTokens)
+    throw InputError("no micro-batch is that large");
+}
+
 EagerCode code_of(KernelStack stack) {
   if (stack == KernelStack::composer) return EagerCode::llm_foundry;
   if (stack == KernelStack::megatron) return EagerCode::megatron;
@@ -96,6 +107,7 @@ Lowered lowered(const CsvTable& table, const CsvTable::Row& source, PublishedRow
   row.step.row = cells.text("row_id") + ": " + row.step.row;
   row.step.machine.sockets = 1;  // rows do not say what joins two, and memory does not depend on it
   refuse_what_memory_lacks(cells, row.step.run);
+  refuse_sizes(row.step);
   if (!cells.stated("micro_batch")) row.assumed += "micro-batch 1; ";
   if (!cells.stated("seq_len")) row.assumed += "1 token; ";
   set_workload(cells, row);

@@ -3,12 +3,15 @@
 // called "does not". What a row leaves open is taken on the side that needs less (docs/accuracy.md has ids and rules).
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <random>
 #include <set>
 
 #include "models/model_spec.h"
+#include "planner/csv_table.h"
 #include "planner/engine_prediction.h"
-#include "planner/validate.h"
+#include "planner/validate_memory.h"
 #include "tests/catch.h"
 
 namespace zeroplan {
@@ -93,6 +96,31 @@ TEST_CASE("A margin decides what is near the card") {
   validate_rows(text, "rows", half, 0.5);
   CHECK(wrong(most, true).size() < wrong(half, true).size());
   CHECK(wrong(half, false).empty());
+}
+
+TEST_CASE("Rows with anything in any cell have a verdict or a reason") {
+  std::ifstream in(kData + "published/memory_rows.csv");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::string header = text.substr(0, text.find('\n') + 1);
+  const CsvTable table = CsvTable::parse(text, "rows");
+  const char* texts[] = {"",  "0",   "-1",      "1e99", "nan", "none", "x",
+                         "8", "0.5", "1000000", "full", "cpu", "fp16", "oom"};
+  std::mt19937 random(5);
+  for (int round = 0; round < 120; ++round) {
+    const std::vector<std::string>& cells = table.rows()[random() % table.rows().size()].cells;
+    const std::size_t changed = random() % cells.size();
+    std::string row;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      std::string cell = i == changed ? texts[random() % std::size(texts)] : cells[i];
+      for (std::size_t q = 0; (q = cell.find('"', q)) != std::string::npos; q += 2) cell.insert(q, 1, '"');
+      row += (i == 0 ? "\"" : ",\"") + cell + "\"";
+    }
+    CAPTURE(row);
+    PublishedMemory memory;
+    CHECK_NOTHROW(memory = read_published_memory(header + row + "\n", "row", kVerdictMargin));
+    CHECK(memory.verdicts.size() + memory.skipped.size() == 1);
+    for (const Verdict& each : memory.verdicts) CHECK(std::isfinite(each.need.base()));
+  }
 }
 
 TEST_CASE("Reports of people: called as they went") {
