@@ -15,7 +15,8 @@
 namespace zeroplan {
 namespace {
 
-/// Weights are filled in pieces of so many elements (runtime/rank_states.cpp).
+/// States are loaded and saved in pieces of so many elements (runtime/rank_states.cpp). The schedule has a block's
+/// pieces as one op: they pass through the same staging one after the other.
 constexpr std::int64_t kPiece = 1 << 22;
 
 /// Where one block's states are.
@@ -56,18 +57,18 @@ class Staging {
  public:
   explicit Staging(const Plan& plan) : plan_(plan) {}
 
-  /// fp32 values and what they are rounded to.
+  /// fp32 values and what they are rounded to; splitting makes the remainders as well.
   Bytes weights(const BlockStates& b) const {
-    return bytes_for(std::min(kPiece, b.weights ? b.layout.padded : b.count), 4 + weight());
+    return bytes_for(piece(b.weights ? b.layout.padded : b.count), 4 + weight() + (split() ? 2 : 0));
   }
-  Bytes optimizer(const BlockStates& b) const { return bytes_for(b.count, 4 + 2 * state() + (split() ? 4 : 0)); }
-  /// Whole states of the rank, and the part of them that it stores.
+  /// Master and moments, and what the master is split into or the weights are rounded to.
+  Bytes optimizer(const BlockStates& b) const {
+    return bytes_for(piece(b.count), 4 + 2 * state() + (split() ? 4 : weight()));
+  }
+  /// Moments and fp32 values; without a whole master also what these are made of.
   Bytes checkpoint(const BlockStates& b) const {
-    Bytes all = bytes_for(b.count, 2 * state()) + bytes_for(stored(b), 4);
-    if (plan_.precision.master && !split()) return all + bytes_for(b.count, 4);
-    all += bytes_for(stored(b), weight());
-    if (!b.weights) all += bytes_for(b.count, weight());
-    return split() ? all + bytes_for(b.count, 2) : all;
+    const bool whole_master = plan_.precision.master && !split();
+    return bytes_for(piece(stored(b)), 4 + 2 * state() + (whole_master ? 0 : weight()) + (split() ? 2 : 0));
   }
   Bytes exported(const BlockStates& b) const { return bytes_for(b.layout.padded, weight()); }
 
@@ -78,6 +79,8 @@ class Staging {
   bool split() const { return plan_.precision.master && plan_.precision.split_master; }
 
  private:
+  static std::int64_t piece(std::int64_t elements) { return std::min(kPiece, elements); }
+
   const Plan& plan_;
 };
 
@@ -196,11 +199,10 @@ class TransientEmitter {
   void save(int i, const BlockStates& b) {
     const BufferId buffer = stage(i, staging_.checkpoint(b));
     const std::int64_t stored = staging_.stored(b);
-    fetch(i, b.moments.value(), buffer, bytes_for(b.count, 2 * staging_.state()));
-    if (b.master) fetch(i, *b.master, buffer, bytes_for(b.count, staging_.split() ? 2 : 4));
+    fetch(i, b.moments.value(), buffer, bytes_for(stored, 2 * staging_.state()));
+    if (b.master) fetch(i, *b.master, buffer, bytes_for(stored, staging_.split() ? 2 : 4));
     if (!b.master || staging_.split()) {
-      const BufferId weights = b.weights ? *b.weights : b.shard.value();
-      fetch(i, weights, buffer, bytes_for(b.weights ? stored : b.count, staging_.weight()));
+      fetch(i, b.weights ? *b.weights : b.shard.value(), buffer, bytes_for(stored, staging_.weight()));
     }
     host_pass(i, bytes_for(stored, 8), buffer);  // joined or picked out
     add(Stream::nvme_write, i, Copy{Memory::pinned, Memory::nvme, bytes_for(stored, 4 + 2 * staging_.state())}, {last_},

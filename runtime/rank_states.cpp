@@ -11,7 +11,9 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kChunk = 1 << 22;  // elements converted at a time
+/// Elements that are in hand at a time: what loading and saving take beside the arenas (models/zeroplan_transients.cpp
+/// counts with the same).
+constexpr std::int64_t kChunk = 1 << 22;
 
 template <class E>
 std::span<E> as(std::span<std::byte> bytes) {
@@ -87,25 +89,32 @@ void RankStates::write_weights(BufferId to, std::int64_t at, std::span<const flo
   write(to, at * size, weights);
 }
 
-// On disk a buffer is written in one piece: its parts do not begin at disk blocks.
+// Parts of a buffer on disk need not begin at disk blocks: DiskFile mends the two at their ends.
 void RankStates::load_own(int block, const Block& b, const Use& fill) {
   const Precision& p = context_.plan.precision;
-  const std::size_t half = bytes_for(b.count, size_of(p.states));
-  std::vector<float> master(static_cast<std::size_t>(b.count));
-  std::vector<std::byte> moments(2 * half);
-  const std::span<std::byte> both(moments);
-  fill({block, b.begin, b.begin + b.count}, {master, both.first(half), both.subspan(half)});
-  write(b.moments.value(), 0, moments);
-  for (std::int64_t at = 0; b.shard && at < b.count; at += kChunk) {
-    const auto part = static_cast<std::size_t>(std::min(kChunk, b.count - at));
-    write_weights(*b.shard, at, std::span<const float>(master).subspan(static_cast<std::size_t>(at), part));
+  std::vector<float> master;
+  std::vector<std::byte> moments;
+  for (std::int64_t at = 0; at < b.count; at += kChunk) {
+    const std::int64_t n = std::min(kChunk, b.count - at), each = size_of(p.states);
+    const std::size_t half = bytes_for(n, each);
+    master.resize(static_cast<std::size_t>(n));
+    moments.resize(2 * half);
+    const std::span<std::byte> both(moments);
+    fill({block, b.begin + at, b.begin + at + n}, {master, both.first(half), both.subspan(half)});
+    write(b.moments.value(), at * each, both.first(half));
+    write(*b.moments, (b.count + at) * each, both.subspan(half));
+    if (b.shard) write_weights(*b.shard, at, master);
+    if (b.master) write_master(*b.master, at, master);
   }
-  if (!b.master) return;
-  if (!p.split_master) return write(*b.master, 0, std::as_bytes(std::span(master)));
+}
+
+void RankStates::write_master(BufferId to, std::int64_t at, std::span<const float> master) const {
+  constexpr std::int64_t kWhole = sizeof(float), kRemainder = sizeof(std::int16_t);
+  if (!context_.plan.precision.split_master) return write(to, at * kWhole, std::as_bytes(master));
   std::vector<std::uint16_t> weights(master.size());
   std::vector<std::int16_t> remainder(master.size());
   split_master(master, weights, remainder);
-  write(*b.master, 0, std::as_bytes(std::span(remainder)));
+  write(to, at * kRemainder, std::as_bytes(std::span(remainder)));
 }
 
 void RankStates::save(const Use& use) {
@@ -114,46 +123,38 @@ void RankStates::save(const Use& use) {
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const Block& b = blocks_[i];
     const std::int64_t begin = b.count * copy / copies, end = b.count * (copy + 1) / copies;
-    if (begin < end) save_range(static_cast<int>(i), b, begin, end, use);
+    for (std::int64_t at = begin; at < end; at += kChunk)
+      save_range(static_cast<int>(i), b, at, std::min(end, at + kChunk), use);
   }
 }
 
 // [begin, end) counts from the rank's first element.
 void RankStates::save_range(int block, const Block& b, std::int64_t begin, std::int64_t end, const Use& use) {
-  const Precision& p = context_.plan.precision;
-  const std::int64_t n = end - begin, each = size_of(p.states);
-  std::vector<std::byte> moments(bytes_for(2 * b.count, each));
-  read(b.moments.value(), 0, moments);
+  const std::int64_t n = end - begin, each = size_of(context_.plan.precision.states);
+  const std::size_t half = bytes_for(n, each);
+  std::vector<std::byte> moments(2 * half);
   const std::span<std::byte> both(moments);
+  read(b.moments.value(), begin * each, both.first(half));
+  read(*b.moments, (b.count + begin) * each, both.subspan(half));
   std::vector<float> master(static_cast<std::size_t>(n));
-  if (p.master && !p.split_master) {
-    std::vector<float> all(static_cast<std::size_t>(b.count));
-    read(*b.master, 0, std::as_writable_bytes(std::span(all)));
-    std::copy(all.begin() + begin, all.begin() + end, master.begin());
-  } else {
-    std::vector<std::byte> weights(bytes_for(n, size_of(p.weights)));
-    read_weights(b, begin, weights);
-    if (p.split_master) {
-      std::vector<std::int16_t> remainder(static_cast<std::size_t>(b.count));
-      read(*b.master, 0, std::as_writable_bytes(std::span(remainder)));
-      join_master(as<std::uint16_t>(weights),
-                  std::span<const std::int16_t>(remainder).subspan(static_cast<std::size_t>(begin),
-                                                                   static_cast<std::size_t>(n)),
-                  master);
-    } else {
-      to_floats(p, weights, master);
-    }
-  }
-  use({block, b.begin + begin, b.begin + end}, {master, both.subspan(bytes_for(begin, each), bytes_for(n, each)),
-                                                both.subspan(bytes_for(b.count + begin, each), bytes_for(n, each))});
+  read_master(b, begin, master);
+  use({block, b.begin + begin, b.begin + end}, {master, both.first(half), both.subspan(half)});
 }
 
-void RankStates::read_weights(const Block& b, std::int64_t begin, std::span<std::byte> to) const {
-  const std::int64_t size = size_of(context_.plan.precision.weights);
-  if (b.weights) return read(*b.weights, (b.begin + begin) * size, to);
-  std::vector<std::byte> all(bytes_for(b.count, size));
-  read(b.shard.value(), 0, all);
-  std::memcpy(to.data(), all.data() + begin * size, to.size());
+void RankStates::read_master(const Block& b, std::int64_t begin, std::span<float> master) const {
+  const Precision& p = context_.plan.precision;
+  const auto n = static_cast<std::int64_t>(master.size());
+  if (p.master && !p.split_master) {
+    return read(*b.master, begin * static_cast<std::int64_t>(sizeof(float)), std::as_writable_bytes(master));
+  }
+  const std::int64_t size = size_of(p.weights);
+  std::vector<std::byte> weights(bytes_for(n, size));
+  read(b.weights ? *b.weights : b.shard.value(), ((b.weights ? b.begin : 0) + begin) * size, weights);
+  if (!p.split_master) return to_floats(p, weights, master);
+  std::vector<std::int16_t> remainder(master.size());
+  read(*b.master, begin * static_cast<std::int64_t>(sizeof(std::int16_t)),
+       std::as_writable_bytes(std::span(remainder)));
+  join_master(as<std::uint16_t>(weights), remainder, master);
 }
 
 void RankStates::gather(int block, std::vector<std::byte>& weights, Communicator* group) {

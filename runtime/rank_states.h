@@ -38,16 +38,18 @@ class RankStates {
 
   /// All of a block's weights, where every rank holds them.
   void load_whole_weights(int block, const Block& b, const Use& fill);
-  /// What the rank updates: its shard of the weights, master and moments, each asked for once.
+  /// What the rank updates: its shard of the weights, master and moments, each asked for once, some elements at a time.
   void load_own(int block, const Block& b, const Use& fill);
   /// Rounds to the compute type, from element `at` of the buffer on.
   void write_weights(BufferId to, std::int64_t at, std::span<const float> master) const;
+  /// The master, or the part of it that a split one keeps, from element `at` of the rank's on.
+  void write_master(BufferId to, std::int64_t at, std::span<const float> master) const;
+  /// The fp32 values of the rank's elements from `begin` on, out of a master, a split one or the weights.
+  void read_master(const Block& b, std::int64_t begin, std::span<float> master) const;
   void save_range(int block, const Block& b, std::int64_t begin, std::int64_t end, const Use& use);
   /// Bytes [offset, offset + size) of a buffer, on disk or not.
   void read(BufferId buffer, std::int64_t offset, std::span<std::byte> to) const;
   void write(BufferId buffer, std::int64_t offset, std::span<const std::byte> from) const;
-  /// The rank's weights of elements [begin, ...) of the flat buffer, wherever they are.
-  void read_weights(const Block& b, std::int64_t begin, std::span<std::byte> to) const;
 
   const RankContext& context_;
   std::vector<Block> blocks_;

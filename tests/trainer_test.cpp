@@ -10,8 +10,10 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "models/error.h"
+#include "runtime/checkpoint.h"
 #include "runtime/train_report.h"
 #include "tests/catch.h"
 #include "tests/host_job.h"
@@ -91,6 +93,60 @@ TEST_CASE("A run that stops and resumes has the bits of one that did not, at any
     const TrainResult rest = train_threads(plan_file(model, 2, stage), second, {});
     CHECK(rest.first_step == 5);
     for (std::size_t k = 0; k < 3; ++k) CHECK(losses(rest)[k] == whole[5 + k]);
+  }
+}
+
+namespace {
+
+/// All states of the newest checkpoint.
+struct States {
+  std::vector<float> master;
+  std::vector<std::byte> moments;
+  bool operator==(const States&) const = default;
+};
+States states_in(const std::string& checkpoints, const PlanFile& file) {
+  const CheckpointReader reader(checkpoints, file.model, file.plan);
+  const std::vector<std::int64_t> elements = stored_elements(file.model, file.plan.precision.weights);
+  States all;
+  for (std::size_t block = 0; block < elements.size(); ++block) {
+    const auto n = static_cast<std::size_t>(elements[block]), each = n * sizeof(float);
+    std::vector<float> master(n);
+    std::vector<std::byte> moments(2 * each);
+    const std::span<std::byte> both(moments);
+    reader.read({static_cast<int>(block), 0, elements[block]}, master, both.first(each), both.subspan(each));
+    all.master.insert(all.master.end(), master.begin(), master.end());
+    all.moments.insert(all.moments.end(), moments.begin(), moments.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("States of blocks that are loaded and saved in several pieces, wherever they are") {
+  const Scratch scratch;
+  // 4.5 M elements in the embedding: a piece and a bit.
+  const ModelSpec model = read_model(R"({"model_type": "llama", "hidden_size": 32, "intermediate_size": 88,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 140007,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true})",
+                                     "wide.json");
+  const auto trained = [&](const PlanFile& file, const std::string& name, std::int64_t steps, bool resume) {
+    TrainOptions o = options(steps);
+    o.checkpoints = scratch.in(name);
+    o.resume = resume;
+    o.memory.nvme_directory = scratch.path.string();
+    train_threads(file, o, {});
+    return states_in(o.checkpoints, file);
+  };
+  for (const bool split : {false, true}) {
+    PlanFile here = plan_file(model, 1, 0, DType::bf16, 1);
+    here.plan.precision.split_master = split;
+    PlanFile on_disk = here;
+    on_disk.plan.zero_stage = 3;
+    on_disk.plan.optimizer = Placement::all(Tier::nvme, static_cast<int>(model.sequence.size()));
+    INFO((split ? "split master" : "fp32 master"));
+    const States whole = trained(here, fmt::format("whole{}", split), 2, false);
+    trained(on_disk, fmt::format("parts{}", split), 1, false);
+    CHECK(trained(on_disk, fmt::format("parts{}", split), 1, true) == whole);
   }
 }
 
