@@ -119,7 +119,15 @@ Answer search(const Request& request) {
     answer.feasible = !answer.plans.empty();
     add(answer.search, searcher.stats());
   }
-  if (!answer.feasible) answer.shortfall = shortfall_of(answer.request, searcher.nearest());
+  if (!answer.feasible) {
+    Candidate nearest = searcher.nearest();
+    answer.feasible = nearest.fits;  // what the search passed over: slow, and better than nothing
+    if (nearest.fits) {
+      answer.plans = {std::move(nearest)};
+    } else {
+      answer.shortfall = shortfall_of(answer.request, nearest);
+    }
+  }
   add_assumptions(answer, searcher.predictor());
   answer.search.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return answer;

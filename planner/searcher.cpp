@@ -12,6 +12,7 @@ namespace {
 /// Search compares live peaks; the laid-out arena is a little larger. Room kept for that while filling tiers.
 constexpr double kArenaReserve = 0.005;
 constexpr int kRefined = 4;  // kinds of one family that are refined
+constexpr int kRepairs = 3;  // times that blocks move outwards after the tiers were filled by estimate
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
 constexpr double kGpuLackWeight = 8;
 /// Timed ops played to rank the short list, and to play the answer whole: some 15 and 20 ms where transfers share
@@ -245,6 +246,11 @@ Searcher::Fit Searcher::try_choice(const Choice& choice) {
   if (movable) {
     if (!spread(plan, choice.offload, p)) return Fit::no;
     p = evaluate(plan);
+    // Where blocks moved to, buffers moved too: what is missing goes one tier further.
+    for (int attempt = 0; attempt < kRepairs && !fits(p, request_.margin); ++attempt) {
+      if (!relieve(plan, p)) break;
+      p = evaluate(plan);
+    }
   }
   if (!fits(p, request_.margin)) return Fit::no;
   keep(plan, p);
@@ -357,7 +363,8 @@ bool Searcher::relieve_gpu(Plan& plan, double missing) const {
     Placement& placed = states ? plan.optimizer : plan.parameters;
     const bool elsewhere = placed.host + placed.nvme > 0;
     if (!movable || !elsewhere || placed.hbm == 0) continue;
-    const auto bytes = block_bytes(plan, states);
+    const auto bytes =
+        block_bytes(plan, states ? plan.precision.optimizer_bytes_per_parameter() : size_of(plan.precision.weights));
     int blocks = 0;
     for (double moved = 0; moved < missing && blocks < placed.hbm; ++blocks) {
       moved += bytes[static_cast<std::size_t>(placed.hbm - 1 - blocks)];
@@ -375,7 +382,7 @@ bool Searcher::relieve_gpu(Plan& plan, double missing) const {
 /// Moves at least `missing` bytes of a rank from the host to disk.
 bool Searcher::relieve_host(Plan& plan, double missing) const {
   if (request_.constraints.offload || request_.machine.nvme.drives == 0) return false;
-  const auto bytes = block_bytes(plan, true);
+  const auto bytes = block_bytes(plan, plan.precision.optimizer_bytes_per_parameter());
   int blocks = 0;
   for (double moved = 0; moved < missing && blocks < plan.optimizer.host; ++blocks) {
     moved += bytes[static_cast<std::size_t>(plan.optimizer.hbm + plan.optimizer.host - 1 - blocks)];
@@ -385,18 +392,21 @@ bool Searcher::relieve_host(Plan& plan, double missing) const {
   return blocks > 0;
 }
 
+/// Moves outwards what does not fit by this prediction. False when nothing can move.
+bool Searcher::relieve(Plan& plan, const Prediction& p) const {
+  const double gpu = (p.gpu.peak - gpu_budget()).base();
+  if (gpu > 0) return relieve_gpu(plan, gpu);
+  const double host = p.host ? p.host->peak.base() / request_.machine.gpus_per_node - host_budget_per_rank().base() : 0;
+  return host > 0 && relieve_host(plan, host);
+}
+
 /// The reported figures come from the laid-out arena. Where its gaps do not fit, states move outwards.
 bool Searcher::lay_out_plan(Candidate& c) {
   constexpr int kAttempts = 8;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     c.prediction = predictor_.predict(c.plan, Detail::laid_out);
     if (fits(c.prediction, request_.margin)) return true;
-    const double gpu = (c.prediction.gpu.peak - gpu_budget()).base();
-    const double host = c.prediction.host ? c.prediction.host->peak.base() / request_.machine.gpus_per_node -
-                                                host_budget_per_rank().base()
-                                          : 0;
-    const bool moved = gpu > 0 ? relieve_gpu(c.plan, gpu) : host > 0 && relieve_host(c.plan, host);
-    if (!moved) return false;
+    if (!relieve(c.plan, c.prediction)) return false;
   }
   return false;
 }
@@ -453,6 +463,7 @@ Candidate Searcher::nearest() {
     --placed.hbm, ++placed.host;
     best->prediction = predictor_.predict(plan, Detail::laid_out);
   }
+  best->fits = fits(best->prediction, request_.margin);
   return *best;
 }
 

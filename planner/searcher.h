@@ -51,6 +51,7 @@ class Searcher {
   void refine_recompute(Candidate& candidate);
   void refine_prefetch(Candidate& candidate);
   bool lay_out_plan(Candidate& candidate);
+  bool relieve(Plan& plan, const Prediction& p) const;
   bool relieve_gpu(Plan& plan, double missing) const;
   bool relieve_host(Plan& plan, double missing) const;
   void prefer_simpler(std::vector<Candidate>& plans) const;

@@ -56,5 +56,37 @@ TEST_CASE("a disk that would help is named with the offload that uses it") {
   CHECK(search(request).feasible);
 }
 
+TEST_CASE("What fits with a margin fits with a smaller one") {
+  // The host holds weights and gradients and a part of the states; how many blocks go to the disk depends on slots
+  // that are only there when some do.
+  Request request = request_of("llama-65b", "1xRTX-4090");
+  request.precision = DType::fp32;
+  request.seq_len = 512;
+  request.global_batch = 1024;
+  set_host_memory(request.machine, 1024_GiB);
+  set_nvme(request.machine, "1x2TB@3GB/s");
+  for (const double margin : {0.01, 0.03, 0.05, 0.08, 0.1}) {
+    request.margin = margin;
+    const auto plans = Searcher(request, {*request.seq_len, *request.global_batch}).run();
+    INFO(margin);
+    REQUIRE_FALSE(plans.empty());
+    CHECK(fits(plans.front().prediction, margin));
+    const Placement& states = plans.front().plan.optimizer;
+    CHECK(states.host > states.nvme);  // the disk is the slowest tier: no more goes there than has to
+  }
+}
+
+TEST_CASE("The nearest plan of an answer that does not fit lacks something") {
+  for (const int gib : {16, 64, 160, 200}) {
+    Request request = request_of("13B", "1xRTX-4090");
+    set_host_memory(request.machine, Bytes(gib * kGiB));
+    const Answer answer = search(request);
+    INFO(gib);
+    CHECK(answer.feasible != answer.shortfall.has_value());
+    if (answer.shortfall) CHECK_FALSE(answer.shortfall->lacks.empty());
+    for (const Candidate& c : answer.plans) CHECK(fits(c.prediction, request.margin) == answer.feasible);
+  }
+}
+
 }  // namespace
 }  // namespace zeroplan
