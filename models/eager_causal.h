@@ -24,10 +24,11 @@ class Head {
   int module_ = -1, weight_ = -1, bias_ = -1;
 };
 
-/// flash_attn's CrossEntropyLoss: keeps the logits and a sum a row; its backward makes a gradient as large as the logits.
+/// flash_attn's CrossEntropyLoss: keeps the logits and a sum a row; its backward makes a gradient as large as the
+/// logits.
 Tensor fused_loss(const Tensor& logits);
-/// Megatron's vocab_parallel_cross_entropy on one rank: an fp32 copy of the logits becomes the softmax, which becomes the
-/// gradient, all in place.
+/// Megatron's vocab_parallel_cross_entropy on one rank: an fp32 copy of the logits becomes the softmax, which becomes
+/// the gradient, all in place.
 Tensor vocab_parallel_loss(const Tensor& logits);
 
 /// Root of a causal model: base model, head, shifted cross-entropy.

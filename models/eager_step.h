@@ -16,16 +16,18 @@ namespace zeroplan {
 
 enum class EagerAttention : std::uint8_t { sdpa, eager };
 
-/// Whose modules run. llm-foundry's MPT has fused attention and cross-entropy and, with amp_bf16, holds its output until
-/// the next step; `llm_foundry_early` is that of before May 2023: LayerNorm in fp32, PyTorch's cross-entropy. Megatron's
-/// GPT is taken for transformers' GPT-2 with its own loss, in which one fp32 buffer is logits, softmax and gradient.
+/// Whose modules run. llm-foundry's MPT has fused attention and cross-entropy and, with amp_bf16, holds its output
+/// until the next step; `llm_foundry_early` is that of before May 2023: LayerNorm in fp32, PyTorch's cross-entropy.
+/// Megatron's GPT is taken for transformers' GPT-2 with its own loss, in which one fp32 buffer is logits, softmax and
+/// gradient.
 enum class EagerCode : std::uint8_t { transformers, llm_foundry, llm_foundry_early, megatron };
 
 struct EagerOptions {
   TokenShape tokens;           // micro-batch x sequence
   bool checkpointing = false;  // gradient checkpointing of every block
   bool reentrant = false;      // of that checkpointing
-  /// Checkpointed are layers checkpoint_every, 2 checkpoint_every, ... counted from 1 (torchtitan's selective_ac_option).
+  /// Checkpointed are layers checkpoint_every, 2 checkpoint_every, ... counted from 1 (torchtitan's
+  /// selective_ac_option).
   int checkpoint_every = 1;
   /// A checkpointed layer keeps every second matrix product and its attention (torchtitan's selective_ac_option "op"):
   /// recomputing starts from them.
@@ -36,9 +38,10 @@ struct EagerOptions {
   EagerAttention attention = EagerAttention::sdpa;
   DType type = DType::bf16;    // of parameters and compute
   std::int64_t lora_rank = 0;  // adapters on all linear layers of dense causal models (peft); 0: none
-  /// As it runs under DeepSpeed's stage 3, which puts a function of its own in F.linear's place (runtime/zero/linear.py).
+  /// As it runs under DeepSpeed's stage 3, which puts a function of its own in F.linear's place
+  /// (runtime/zero/linear.py).
   bool zero3 = false;
-  bool keeps_output = false;   // the caller holds the model's output (the logits) until backward has ended
+  bool keeps_output = false;  // the caller holds the model's output (the logits) until backward has ended
 };
 
 struct EagerParameter {
