@@ -45,9 +45,11 @@ void check_mics(const DeepSpeedJob& job) {
 /// ZeRO++. Gradients are quantized between nodes only (stage3.__avg_scatter_grads); MiCS is given neither.
 void check_quantized(const DeepSpeedJob& job) {
   const DeepSpeedConfig& config = job.config;
-  const bool one_node = job.ranks_per_node > 0 && job.ranks < 2 * job.ranks_per_node;
-  const bool reduces = config.stage == 3 && config.quantized_gradients && !config.mics() && !one_node;
-  refuse(reduces, "zero_optimization.zero_quantized_gradients", kNoRule);
+  const bool reduces = config.stage == 3 && config.quantized_gradients && !config.mics();
+  constexpr std::string_view kGradients = "zero_optimization.zero_quantized_gradients";
+  refuse(reduces && job.ranks_per_node < 1, kGradients, "expected to be told how many ranks share a node");
+  refuse(reduces && job.ranks > job.ranks_per_node && job.ranks % job.ranks_per_node != 0, kGradients,
+         "expected whole nodes");
   refuse(config.stage == 3 && config.quantized_gradients && !config.reduce_scatter,
          "zero_optimization.zero_quantized_gradients", "DeepSpeed asserts reduce_scatter");
   refuse(config.quantized_weights && !config.mics() && config.parameters_on_host(),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/deepspeed_fetch.h"
+#include "models/deepspeed_quantized_reduce.h"
 #include "models/deepspeed_stage_parts.h"
 #include "models/error.h"
 
@@ -41,8 +42,11 @@ class Stage3 final : public DeepSpeedStage {
   void make_masters();
   void reduce_bucket();
   void reduce_between_groups();
-  std::vector<TapeId> cast_partitions();
-  TapeId scale_bucket();
+  std::vector<TapeId> scatter_bucket(TapeId cast);
+  std::vector<TapeId> all_reduce_bucket(TapeId cast);
+  TapeId reduced_in_place(TapeId cast) const;
+  void cast_partitions(std::vector<TapeId>& made);
+  std::vector<std::size_t> in_order() const;
   TapeId interleave();
   void offload_partition(const Pending& item);
   bool stays_until_step(std::int64_t count) const;
@@ -56,6 +60,8 @@ class Stage3 final : public DeepSpeedStage {
   void update_sub_group(std::size_t group);
 
   ParameterFetcher fetcher_;
+  QuantizedReduction quantized_;
+  bool quantizes_;  // gradients, between nodes
   bool offload_, contiguous_;
   Group group_;     // that shards
   DType sum_type_;  // of the accumulated gradients
@@ -72,6 +78,9 @@ class Stage3 final : public DeepSpeedStage {
 Stage3::Stage3(const EagerStep& step, const DeepSpeedJob& job, EngineTape& tape)
     : DeepSpeedStage(step, job, tape),
       fetcher_(step_, job_, tape_),
+      quantized_(step_, job_, tape_, job.config.overlap_comm ? Stream::reduce : Stream::compute,
+                 job.config.overlap_comm ? Pool::reduce : Pool::compute),
+      quantizes_(QuantizedReduction::applies(job)),
       offload_(job.config.optimizer_on_host()),
       contiguous_(job.config.contiguous_gradients),
       group_(job.config.mics() ? Group::shard : Group::all),
@@ -178,10 +187,57 @@ TapeId Stage3::interleave() {
   return copy;
 }
 
-void Stage3::reduce_bucket() {
-  if (pending_.empty()) return;
+/// What of it is alive while the partitions are added.
+std::vector<TapeId> Stage3::scatter_bucket(TapeId cast) {
   std::int64_t padded = 0;
   for (const Pending& item : pending_) padded += shard(item.parameter) * job_.shard_ranks();
+  const TapeId copy = interleave();
+  collective(reduce_stream_, CollectiveKind::reduce_scatter, group_, pending_elements_, padded, communication_,
+             {{copy != kNoBuffer ? copy : reduced_in_place(cast), Access::read_write}});
+  return {copy};
+}
+
+/// In place; then multiplied by gradient_predivide_factor, 1, into a copy, and in the type of the sums in another.
+std::vector<TapeId> Stage3::all_reduce_bucket(TapeId cast) {
+  const TapeId input = reduced_in_place(cast);
+  collective(reduce_stream_, CollectiveKind::all_reduce, group_, pending_elements_, pending_elements_, communication_,
+             {{input, Access::read_write}});
+  const std::int64_t size = pending_elements_ * size_of(communication_);
+  const TapeId scaled = staging(size, BufferRole::gradient_staging, reduce_pool_);
+  tape_.pass(reduce_stream_, 2 * size, {{input, Access::read}, {scaled, Access::write}});
+  if (communication_ == sum_type_) return {scaled};
+  const std::int64_t cast_size = pending_elements_ * size_of(sum_type_);
+  const TapeId sums = staging(cast_size, BufferRole::gradient_staging, reduce_pool_);
+  tape_.pass(reduce_stream_, size + cast_size, {{scaled, Access::read}, {sums, Access::write}});
+  tape_.free(scaled);
+  return {sums};
+}
+
+TapeId Stage3::reduced_in_place(TapeId cast) const {
+  if (cast != kNoBuffer) return cast;
+  return pending_.front().storage != kNoBuffer ? pending_.front().storage : bucket_;
+}
+
+/// After a reduce-scatter: partitions in the type of the sums, each a tensor of its own; nothing when they have it.
+void Stage3::cast_partitions(std::vector<TapeId>& made) {
+  if (communication_ == sum_type_) return;
+  for (const Pending& item : pending_) {
+    const std::int64_t count = shard(item.parameter);
+    made.push_back(staging(count * size_of(sum_type_), BufferRole::gradient_staging, reduce_pool_));
+    tape_.pass(reduce_stream_, count * (size_of(communication_) + size_of(sum_type_)), {{made.back(), Access::write}});
+  }
+}
+
+/// The bucket's parameters by their numbers, as they are reduced.
+std::vector<std::size_t> Stage3::in_order() const {
+  std::vector<std::size_t> parameters;
+  for (const Pending& item : pending_) parameters.push_back(item.parameter);
+  std::sort(parameters.begin(), parameters.end());
+  return parameters;
+}
+
+void Stage3::reduce_bucket() {
+  if (pending_.empty()) return;
   TapeId cast = kNoBuffer;  // the bucket has the communication's type already
   if (communication_ != type_ && pending_.front().storage != kNoBuffer) {
     cast = staging(pending_elements_ * size_of(communication_), BufferRole::gradient_staging, reduce_pool_);
@@ -190,12 +246,10 @@ void Stage3::reduce_bucket() {
   }
   // Otherwise the bucket is all-reduced in place; what does not lie in it is reduce-scattered whatever the key says.
   const bool scatters = job_.config.reduce_scatter || !contiguous_ || pending_elements_ > job_.config.reduce_bucket;
-  const TapeId copy = scatters ? interleave() : kNoBuffer;
-  TapeId input = copy != kNoBuffer ? copy : cast != kNoBuffer ? cast : bucket_;
-  if (input == bucket_ && pending_.front().storage != kNoBuffer) input = pending_.front().storage;
-  collective(reduce_stream_, scatters ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce, group_,
-             pending_elements_, scatters ? padded : pending_elements_, communication_, {{input, Access::read_write}});
-  std::vector<TapeId> partitions = scatters ? cast_partitions() : std::vector<TapeId>{scale_bucket()};
+  std::vector<TapeId> made = !scatters    ? all_reduce_bucket(cast)
+                             : quantizes_ ? quantized_.reduce(in_order())
+                                          : scatter_bucket(cast);
+  if (scatters) cast_partitions(made);
   for (const Pending& item : pending_) {
     if (offload_) {
       offload_partition(item);
@@ -206,37 +260,10 @@ void Stage3::reduce_bucket() {
     tape_.free(item.storage);
   }
   if (now_.last && job_.replicas() > 1) reduce_between_groups();
-  drop(partitions);
-  tape_.free(copy);
+  drop(made);
   tape_.free(cast);
   pending_.clear();
   pending_elements_ = 0;
-}
-
-/// After a reduce-scatter: partitions in the type of the sums, each a tensor of its own; nothing when they have it.
-std::vector<TapeId> Stage3::cast_partitions() {
-  std::vector<TapeId> partitions;
-  if (communication_ == sum_type_) return partitions;
-  for (const Pending& item : pending_) {
-    const std::int64_t count = shard(item.parameter);
-    partitions.push_back(staging(count * size_of(sum_type_), BufferRole::gradient_staging, reduce_pool_));
-    tape_.pass(reduce_stream_, count * (size_of(communication_) + size_of(sum_type_)),
-               {{partitions.back(), Access::write}});
-  }
-  return partitions;
-}
-
-/// After an all-reduce: multiplied by gradient_predivide_factor, 1, into a copy; in the type of the sums in another.
-TapeId Stage3::scale_bucket() {
-  const std::int64_t size = pending_elements_ * size_of(communication_);
-  const TapeId scaled = staging(size, BufferRole::gradient_staging, reduce_pool_);
-  tape_.pass(reduce_stream_, 2 * size, {{bucket_, Access::read}, {scaled, Access::write}});
-  if (communication_ == sum_type_) return scaled;
-  const std::int64_t cast_size = pending_elements_ * size_of(sum_type_);
-  const TapeId cast = staging(cast_size, BufferRole::gradient_staging, reduce_pool_);
-  tape_.pass(reduce_stream_, size + cast_size, {{scaled, Access::read}, {cast, Access::write}});
-  tape_.free(scaled);
-  return cast;
 }
 
 /// MiCS, at the boundary: the bucket's part of the flat gradient buffer, scaled and all-reduced with the ranks that own

@@ -144,6 +144,29 @@ TEST_CASE("8-bit weights move one byte a parameter and its scales") {
   CHECK_THROWS_AS(tape_of(chain_step({}), job), InputError);
 }
 
+// coalesced_collectives.py: half a byte a value inside the node, the node's share of it between nodes; vectors and what
+// is no multiple of 2 N as ever.
+TEST_CASE("4-bit gradients cross in two hops, vectors do not") {
+  const EagerStep step = chain_step({});  // the head's 512 x 101 are 16 x 3232
+  DeepSpeedJob job = job_of(3, 8);
+  job.config.quantized_gradients = true;
+  job.ranks_per_node = 4;
+  double inside = 0, between = 0, plain = 0, matrices = 0, vectors = 0;
+  for (const EagerParameter& p : step.parameters)
+    (p.shape.size() > 1 ? matrices : vectors) += static_cast<double>(p.elements);
+  for (const Collective& c : collectives_of_last_step(tape_of(step, job))) {
+    if (c.kind != CollectiveKind::reduce_scatter || c.type == DType::fp32) continue;
+    (c.group == Group::shard ? inside : c.group == Group::replica ? between : plain) += static_cast<double>(c.elements);
+  }
+  CHECK(inside == matrices / 2);
+  CHECK(between == matrices / 2 / 4);
+  CHECK(plain == vectors);
+  // Its buffers are one parameter's, not a bucket's.
+  DeepSpeedJob ordinary = job_of(3, 8);
+  CHECK(steady(job, step).after == steady(ordinary, step).after);
+  CHECK(steady(job, step).backward < steady(ordinary, step).backward);
+}
+
 // engine-rules.md 2.9: stage 2 with fp32 accumulation holds one fp32 buffer of the rank's share and no flat copy.
 TEST_CASE("fp32 accumulation at stage 2 replaces the owned gradients and their copies") {
   DeepSpeedJob job = job_of(2, 4);

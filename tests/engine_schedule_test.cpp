@@ -49,6 +49,7 @@ void record_deepspeed(Recorded& run, DeepSpeedJob job, bool checkpointing) {
   run.host = deepspeed_host_memory(run.step, job);
   if (job.config.hpz()) run.shard_ranks = static_cast<int>(job.config.hpz_ranks);
   if (job.config.mics()) run.shard_ranks = job.shard_ranks();
+  if (job.config.quantized_gradients) run.shard_ranks = job.ranks_per_node;
 }
 
 void record_fsdp2(Recorded& run, const Fsdp2Options& options, int accumulation, bool checkpointing) {
@@ -60,7 +61,7 @@ void record_fsdp2(Recorded& run, const Fsdp2Options& options, int accumulation, 
   run.shard_ranks = options.group();
 }
 
-/// MiCS or 8-bit weights, where they are possible.
+/// MiCS, 8-bit weights or 4-bit gradients, where they are possible.
 void add_groups(std::mt19937& random, DeepSpeedJob& job) {
   DeepSpeedConfig& config = job.config;
   const unsigned which = static_cast<unsigned>(random() % 4);
@@ -71,6 +72,10 @@ void add_groups(std::mt19937& random, DeepSpeedJob& job) {
     job.ranks_per_node = 2;
   } else if (which == 1 && !config.parameters_on_host()) {
     config.quantized_weights = true;
+  } else if (which == 2) {
+    config.quantized_gradients = config.reduce_scatter = true;
+    config.hpz_ranks = 1;
+    job.ranks_per_node = 4;
   }
 }
 
