@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/block_program.h"
+#include "models/state_regimes.h"
 #include "models/units.h"
 
 namespace zeroplan {
@@ -155,6 +156,15 @@ void print_work(const ModelSpec& model, std::ostream& out) {
   }
 }
 
+/// Guides that quote one number each mean one of these.
+void print_states(const ModelSpec& model, std::ostream& out) {
+  fmt::print(out, "\nweights, gradients and optimizer states in training, all GPUs together (activations on top)\n");
+  for (const StateRegime& regime : state_regimes()) {
+    fmt::print(out, "  {:>2.0f} bytes a parameter  {:>9.1f} GB  {}: {}\n", regime.bytes,
+               state_bytes(model, regime).base() / 1e9, regime.what, regime.seen_in);
+  }
+}
+
 void print_notes(const ModelSpec& model, std::ostream& out) {
   if (const std::string source = facts_source(model); !source.empty()) fmt::print(out, "\nfacts from: {}\n", source);
   if (!model.assumptions.empty()) fmt::print(out, "\nassumptions\n");
@@ -168,6 +178,7 @@ void print_text(const ModelSpec& model, std::ostream& out) {
              model.source);
   print_sizes(model, out);
   print_work(model, out);
+  print_states(model, out);
   print_tensors(model, out);
   print_notes(model, out);
 }

@@ -127,6 +127,7 @@ Outcome run_plan(const Arguments& arguments) {
   } else {
     if (best != nullptr) {
       extra.advice = advise(answer, *best);
+      extra.rates = required_rates(answer, *best);
       if (best->plan.engine == Engine::zeroplan) {
         extra.under_deepspeed = exports ? exports->under_deepspeed : under_deepspeed(*best, answer);
       }

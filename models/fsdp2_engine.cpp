@@ -68,6 +68,7 @@ class Fsdp2Engine final : public EngineHooks {
   void reduce(Unit& unit);
   TapeId reduce_scatter(Unit& unit);
   void add_moments();
+  std::vector<TapeId> roots_of_moments();
 
   const EagerStep& step_;
   Fsdp2Options options_;
@@ -329,12 +330,25 @@ void Fsdp2Engine::add_moments() {
   moments_made_ = true;
 }
 
+/// What the grouped AdamW holds while it updates all parameters; the caller frees it.
+std::vector<TapeId> Fsdp2Engine::roots_of_moments() {
+  std::vector<TapeId> roots;
+  for (std::size_t p = 0; p < shards_.size(); ++p) {
+    if (!step_.parameters[p].trainable) continue;
+    const auto block = static_cast<std::int16_t>(units_[at(unit_of_parameter_[p])].block);
+    roots.push_back(tape_.alloc(
+        {size(shards_[p], options_.parameters), Pool::compute, BufferRole::workspace, Owner::optimizer, block}));
+  }
+  return roots;
+}
+
 void Fsdp2Engine::update() {
   std::int64_t owned = 0;
   for (std::size_t p = 0; p < shards_.size(); ++p) owned += step_.parameters[p].trainable ? shards_[p] : 0;
   if (!moments_made_ && !options_.offload) add_moments();
   // Reads gradient, parameter and moments, writes all but the gradient: seven passes.
   const std::int64_t traffic = 7 * size(owned, options_.parameters);
+  const std::vector<TapeId> roots = options_.foreach_adam ? roots_of_moments() : std::vector<TapeId>();
   if (options_.offload) {
     tape_.host_waits(Stream::reduce);
     tape_.work(Stream::host, AdamStep{owned, UpdateOn::host, Bytes(static_cast<double>(traffic))});
@@ -342,6 +356,7 @@ void Fsdp2Engine::update() {
   } else {
     tape_.work(Stream::compute, AdamStep{owned, UpdateOn::device, Bytes(static_cast<double>(traffic))});
   }
+  for (const TapeId root : roots) tape_.free(root);
   for (Unit& unit : units_) {
     tape_.free(unit.reduced);
     unit.reduced = kNoBuffer;
@@ -355,6 +370,9 @@ void check(const Fsdp2Options& options) {
   if (options.shard_ranks < 0 || options.ranks % options.group() != 0) {
     throw InputError(fmt::format("fsdp2: shard group: expected a divisor of {} ranks, found {}", options.ranks,
                                  options.shard_ranks));
+  }
+  if (options.foreach_adam && options.offload) {
+    throw InputError("fsdp2: foreach AdamW: expected without offload: torch does not group on the CPU");
   }
   for (const DType type : {options.parameters, options.compute, options.reduction}) {
     if (type != DType::bf16 && type != DType::fp16 && type != DType::fp32) {

@@ -23,12 +23,16 @@ struct Fsdp2Options {
   DType compute = DType::bf16;
   DType reduction = DType::fp32;  // MixedPrecisionPolicy.reduce_dtype
   bool offload = false;           // CPUOffloadPolicy: parameters, gradients and optimizer on the host
+  /// torch.optim.AdamW without fused=True: its grouped form holds the square roots of a rank's second moments at once
+  /// (torch 2.11, optim/adam.py, _multi_tensor_adam: _foreach_sqrt).
+  bool foreach_adam = false;
 
   int group() const { return shard_ranks == 0 ? ranks : shard_ranks; }
   bool mixed() const { return parameters != compute; }
 };
 
-/// Throws InputError naming the option when ranks are not a multiple of the shard group or a type is not a float type.
+/// Throws InputError naming the option when ranks are not a multiple of the shard group, a type is not a float type, or
+/// foreach_adam is asked for on the host, where torch does not group.
 void check(const Fsdp2Options& options);
 
 /// The engine keeps references to the step and the tape.

@@ -104,7 +104,7 @@ std::string releases_text(const CheckPrediction& p, const ReportStyle& style) {
 std::string remarks_text(const CheckPrediction& p, const ReportStyle& style) {
   if (p.remarks.empty()) return "";
   std::string text = "\n" + inked("Remarks", Ink::bold, style) + "\n";
-  for (const std::string& remark : p.remarks) text += filled_lines("- " + remark, "  ");
+  for (const std::string& remark : p.remarks) text += "  - " + filled_lines(remark, "    ").substr(4);
   return text;
 }
 

@@ -44,9 +44,17 @@ std::vector<Gain> gains(const NearestSubject& subject, CheckPredictor& predictor
 /// memory back, or of the host.
 bool is_tight(const EngineFit& fit);
 
-/// What the figures mean, and what they do not say: of p.run, p.stages, p.gains. `blocks` are the loss's.
+/// Elements of the largest parameter as transformers keeps it: a layer's gate and up experts are one tensor.
+std::int64_t largest_gather(const EagerStep& step);
+
+/// Of the step as PyTorch runs it, when that is known.
+struct StepFacts {
+  LossBlocks loss;
+  std::int64_t largest = 0;  // elements of the largest parameter
+};
+/// What the figures mean, and what they do not say: of p.run, p.stages, p.gains.
 std::vector<std::string> check_remarks(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config,
-                                       const LossBlocks& blocks);
+                                       const StepFacts& facts);
 
 /// A configuration that is changed key by key.
 class ConfigDraft {

@@ -243,6 +243,18 @@ LossBlocks blocks_of(const ModelSpec& model, const EngineWorkload& w) {
   return loss_blocks(eager_step(model, options), w.tokens, model.vocab);
 }
 
+/// Of the model without adapters; its tensors as we count them when no eager graph is known.
+std::int64_t largest_of(const ModelSpec& model) {
+  EagerOptions options;
+  options.tokens = {1, 1};
+  options.attention = usual_attention(model);
+  try {
+    return largest_gather(eager_step(model, options));
+  } catch (const InputError&) {
+    return largest_parameter(model);
+  }
+}
+
 /// What stands beside the run; most of it needs a predicted memory.
 void explain(CheckPrediction& p, const NearestSubject& subject, CheckPredictor& predictor, const CheckWorkload& flags) {
   const ModelSpec& model = *subject.input.model;
@@ -252,13 +264,13 @@ void explain(CheckPrediction& p, const NearestSubject& subject, CheckPredictor& 
   p.storage = storage_needs(trained, machine, config);
   if (config.stage >= 2 && flags.lora_rank == 0) p.estimator = estimator_line(config, model, machine);
   p.releases = release_differences(config, trained, machine, flags.release);
-  LossBlocks blocks;
+  StepFacts facts{{}, largest_of(model)};
   if (p.run.memory) {
     p.stages = stage_rows(subject, predictor);
     p.gains = gains(subject, predictor);
-    blocks = blocks_of(model, p.run.workload);
+    facts.loss = blocks_of(model, p.run.workload);
   }
-  p.remarks = check_remarks(p, subject.input, config, blocks);
+  p.remarks = check_remarks(p, subject.input, config, facts);
 }
 
 /// What the step time does not tell apart, where the file says something of it.

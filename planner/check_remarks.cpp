@@ -56,6 +56,13 @@ void stage_order(const CheckPrediction& p, int stage, Remarks& remarks) {
                         stage, more, least->stage, p.run.workload.ranks));
 }
 
+/// Which bytes a parameter are counted, and why: papers say 16, frameworks 14 to 24.
+void states(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config, Remarks& remarks) {
+  if (p.run.workload.lora_rank > 0) return;
+  const GpuStates all = gpu_states(config, input.model->parameters(), sharding_ranks(config, input.machine->ranks()));
+  remarks.push_back(fmt::format("Model states on a GPU in the step: {} ({}).", format_gib(all.bytes), all.arithmetic));
+}
+
 /// What sharding saves of the states beside the buckets it needs, and the model size from which it pays.
 void crossover(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config, Remarks& remarks) {
   if (config.stage == 0 || p.run.workload.lora_rank > 0) return;
@@ -84,12 +91,11 @@ void crossover(const CheckPrediction& p, const CheckInput& input, const DeepSpee
 }
 
 /// Stage 3 gathers whole tensors: no bucket, sequence or overlap makes the largest smaller.
-void largest_gather(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config,
-                    Remarks& remarks) {
+void largest_request(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config,
+                     std::int64_t largest, Remarks& remarks) {
   if (config.stage != 3 || p.run.workload.ranks == 1) return;
-  const std::int64_t largest = largest_parameter(*input.model);
   const Bytes bytes = bytes_of(largest, config.precision);
-  if (bytes < input.machine->gpu.memory * (kNoticeable / 2)) return;
+  if (bytes < input.machine->gpu.memory * (kNoticeable / 4)) return;
   remarks.push_back(fmt::format(
       "The largest tensor is gathered in one piece: {} elements, {:.0f} MiB ({}). Sequence, micro-batch, buckets and "
       "overlap_comm do not change that request.",
@@ -117,9 +123,10 @@ void adapters(const CheckPrediction& p, const CheckInput& input, const DeepSpeed
   if (config.stage == 3) {
     remarks.push_back(fmt::format(
         "The frozen base is {} a GPU when stage 3 shards it, {} when deepspeed.zero.Init was not active while it was "
-        "loaded or it is quantized (8- and 4-bit weights are never sharded). To see which: a sharded parameter has "
+        "loaded; quantized weights are never sharded ({} in 8 bits, {} in 4). To see which: a sharded parameter has "
         "numel() 0 and its size in ds_numel.",
-        gb(whole / ranks), gb(whole)));
+        gb(whole / ranks), gb(whole), gb(Bytes(static_cast<double>(input.model->parameters()))),
+        gb(Bytes(static_cast<double>(input.model->parameters()) / 2))));
     remarks.push_back(fmt::format(
         "Saving the adapters takes {}. Gathering the base to save it takes {} of rank 0's host memory, layer by layer "
         "through the GPU.",
@@ -198,18 +205,25 @@ void pressure(const RunPrediction& run, Remarks& remarks) {
 
 }  // namespace
 
+std::int64_t largest_gather(const EagerStep& step) {
+  std::int64_t largest = 0;
+  for (const EagerParameter& parameter : step.parameters) largest = std::max(largest, parameter.elements);
+  return largest;
+}
+
 std::vector<std::string> check_remarks(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config,
-                                       const LossBlocks& blocks) {
+                                       const StepFacts& facts) {
   Remarks remarks;
   if (p.run.memory) {
     symptoms(p.run, remarks);
     pressure(p.run, remarks);
     stage_order(p, config.stage, remarks);
     idle_knobs(p, remarks);
-    loss(p, input, blocks, remarks);
+    loss(p, input, facts.loss, remarks);
   }
+  states(p, input, config, remarks);
   crossover(p, input, config, remarks);
-  largest_gather(p, input, config, remarks);
+  largest_request(p, input, config, facts.largest, remarks);
   adapters(p, input, config, remarks);
   scores(p, input, remarks);
   reductions(p, config, remarks);

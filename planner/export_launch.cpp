@@ -93,7 +93,8 @@ class LaunchWriter {
   void environment() {
     if (deepspeed_.on_host) {
       const int ranks = subject_.ranks_per_node();
-      line("# Adam runs on the host's cores; torchrun would leave each rank one.");
+      line("# Adam runs on the host's cores; torchrun would leave each rank one. Started by deepspeed with");
+      line("# --bind_cores_to_rank each rank keeps to cores of its own (1.3 x as fast in DeepSpeed PR 7474).");
       if (subject_.machine.physical_cores > 0) {
         line(fmt::format("export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-{}}}",
                          std::max(1, subject_.machine.physical_cores / ranks)));

@@ -142,6 +142,25 @@ std::string advice_section(const std::vector<Advice>& advice, const ReportStyle&
   return text;
 }
 
+std::string rates_section(const std::vector<RequiredRate>& rates, const ReportStyle& style) {
+  if (rates.empty()) return "";
+  std::string text =
+      inked("Rates at which it would not be waited for (a step within 5 % of an endless rate)", Ink::bold, style) +
+      "\n";
+  for (const RequiredRate& rate : rates) {
+    const auto gbps = [](BytesPerSecond r) { return fmt::format("{:.3g} GB/s", r.base() / 1e9); };
+    const std::string bits =
+        rate.role == ResourceRole::network ? fmt::format(" ({:.0f} Gb/s a node)", 8 * rate.needed.base() / 1e9) : "";
+    const std::string batch = rate.batch
+                                  ? fmt::format("; as it is, from {} sequences a step on{}", format_count(*rate.batch),
+                                                rate.by_micro_batch ? " (larger micro-batches, if they fit)" : "")
+                                  : "; as it is, at no batch up to 1024 times this one";
+    text += fmt::format("  {:<22} {} now, {}{} needed for {}{}\n", rate.name, gbps(rate.now), gbps(rate.needed), bits,
+                        format_seconds(rate.unlimited * 1.05), batch);
+  }
+  return text + "\n";
+}
+
 std::string simulate_line(std::string_view folder) {
   return fmt::format("  zeroplan simulate {}/plan.json    # played op by op; --trace FILE for Perfetto\n", folder);
 }
@@ -190,6 +209,7 @@ std::string report_plan(const Answer& answer, const PlanReport& extra, const Rep
     if (!extra.under_deepspeed.empty()) text += "  under DeepSpeed: " + extra.under_deepspeed + "\n";
     text += "\n" + time_section(best->prediction, style) + "\n";
     text += advice_section(extra.advice, style) + "\n";
+    text += rates_section(extra.rates, style);
   } else if (answer.shortfall) {
     text += shortfall_section(*answer.shortfall, answer.request.margin, style) + "\n";
     text += memory_section(answer.shortfall->nearest.prediction, style) + "\n";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/required_rates.h"
 #include "planner/search.h"
 #include "planner/step_table.h"
 #include "planner/whatif.h"
@@ -19,6 +20,7 @@ struct ReportStyle {
 /// What a report on a search says beside the answer.
 struct PlanReport {
   std::vector<Advice> advice;        // advise() of the best plan
+  std::vector<RequiredRate> rates;   // required_rates() of the best plan
   std::optional<double> num_tokens;  // of the whole run: hours and cost are printed
   std::string command;               // the command line that was given, quoted for a shell
   std::string fix_command;           // the same with the first change that makes it fit; empty: there is none
