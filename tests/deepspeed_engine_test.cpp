@@ -181,6 +181,39 @@ TEST_CASE("fp32 accumulation at stage 2 replaces the owned gradients and their c
   CHECK(static_cast<double>(run.steps.back().after) == Approx(2 * parameters + 12 * share).epsilon(0.001));
 }
 
+// Expected: DeepSpeed 0.19.8 itself on CPU tensors under a fake process group (torch 2.11, transformers 5.17,
+// 2026-11-30), bytes alive after each backward of the first step above those after initialize, less 32 of scalars. The
+// reference replay keeps the sums of stage 1 until the step, and each micro-step's gradients of stage 2.
+TEST_CASE("Gradients summed over micro-steps live as long as DeepSpeed's") {
+  const char* const small_llama = R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
+    "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 1000, "max_position_embeddings": 4096, "tie_word_embeddings": false})";
+  EagerOptions options;
+  options.tokens = {1, 16};
+  options.checkpointing = true;
+  const EagerStep step = eager_step(read_model(small_llama, "small"), options);
+  const auto after_backward = [&](int stage, bool overlaps, bool contiguous) {
+    DeepSpeedJob job = job_of(stage, 4);
+    job.accumulation = 3;
+    job.config.overlap_comm = overlaps;
+    job.config.contiguous_gradients = contiguous;
+    job.config.reduce_bucket = 100'000;
+    EngineTape tape;
+    record_run(*make_deepspeed_engine(step, job, tape), step, {1, 3, 0, options.tokens}, tape);
+    std::vector<std::int64_t> bytes;
+    std::int64_t now = 0;
+    for (const TapeOp& op : tape.ops()) {
+      if (op.kind == TapeKind::alloc) now += tape.buffer(static_cast<TapeId>(op.id)).bytes;
+      if (op.kind == TapeKind::free) now -= tape.buffer(static_cast<TapeId>(op.id)).bytes;
+      if (op.kind == TapeKind::mark && op.mark == Mark::init_end) now = 0;
+      if (op.kind == TapeKind::mark && op.mark == Mark::backward_end) bytes.push_back(now);
+    }
+    return bytes;
+  };
+  CHECK(after_backward(1, true, true) == std::vector<std::int64_t>{2'495'360, 2'495'360, 563'200});
+  CHECK(after_backward(2, false, false) == std::vector<std::int64_t>{563'200, 563'200, 563'200});
+}
+
 TEST_CASE("The worst rank is the one that owns most") {
   for (const int ranks : {2, 3, 4, 8, 16}) {
     const EagerStep step = chain_step({});
