@@ -113,6 +113,16 @@ class Samples {
     return distant ? static_cast<double>(elements) : 0;
   }
   std::span<const T> weights(std::int64_t each, bool distant) { return distant ? in(kMostElements - read_) : in(each); }
+  /// What forward kept and backward reads: other memory at each run, so that it comes from the cache that cores share,
+  /// as in a step. The pool has kept_elements(each).
+  std::int64_t kept_elements(std::int64_t each) const {
+    constexpr std::int64_t kMostKept = kMostElements / 4;
+    const auto shared = static_cast<std::int64_t>(host_.shared_memory.base()) / size_of(type());
+    return std::max(each, std::min(shared, kMostKept));
+  }
+  Turns<const T> kept(std::int64_t each) { return Turns<const T>(in(kept_elements(each)), each, true); }
+  Bytes kept_bytes(Bytes moved) const { return std::max(moved, host_.shared_memory); }
+
   void forward(std::int64_t tokens, std::int64_t in_width, std::int64_t out_width, bool distant) {
     const std::int64_t each = in_width * out_width;
     const auto x = in(tokens * in_width);
@@ -170,18 +180,20 @@ class Samples {
   void attention(const AttentionShape& shape, TokenShape tokens) {
     const std::int64_t n = tokens.tokens(), packed = (shape.heads + 2 * shape.kv_heads) * shape.qk_dim;
     const HostCounts counts = attention_counts(host_, shape, tokens);
-    auto qkv = in(n * packed);
+    const auto qkv = in(n * packed);
     add("attention forward", counts,
         [=, work = work_, y = out(n * shape.heads * shape.qk_dim), saved = out<float>(n * shape.heads)] {
           attention_forward<T>(shape, tokens.seq_len, qkv, y, saved, work->pool);
         });
-    qkv = in(n * packed);
-    const auto dout = in(n * shape.heads * shape.qk_dim), y = in(n * shape.heads * shape.qk_dim);
+    const auto dout = in(n * shape.heads * shape.qk_dim);
+    const auto qkv_turns = kept(n * packed), y_turns = kept(n * shape.heads * shape.qk_dim);
     // Large sums: the probabilities stay below 1 whatever q and k are.
     const auto saved = std::make_shared<std::vector<float>>(size(n * shape.heads), 8.0f);
-    add("attention backward", counts, [=, work = work_, dqkv = out(n * packed)] {
-      attention_backward<T>(shape, tokens.seq_len, dout, qkv, y, *saved, {dqkv, {}}, work->pool);
-    });
+    add("attention backward", counts,
+        [=, work = work_, dqkv = out(n * packed), kept_qkv = qkv_turns, kept_y = y_turns]() mutable {
+          attention_backward<T>(shape, tokens.seq_len, dout, kept_qkv.next(), kept_y.next(), *saved, {dqkv, {}},
+                                work->pool);
+        });
   }
 
   // rows x width of kernels that go row by row
@@ -196,22 +208,33 @@ class Samples {
   void norm(NormFunction function, std::int64_t rows, std::int64_t width) {
     const bool rms = function == NormFunction::rms;
     const NormShape shape{function, width, 1e-5};
-    const std::int64_t kept = rms ? rows : 2 * rows, with_bias = rms ? 0 : width;
+    const std::int64_t statistics = rms ? rows : 2 * rows, with_bias = rms ? 0 : width;
     const std::string name = rms ? "norm rms " : "norm layer ";
     {
       const auto x = in(rows * width), w = in(width), b = in(with_bias);
       add(name + "forward", rows_counts(host_, rows, width, bytes(2 * rows * width)),
-          [=, work = work_, y = out(rows * width), saved = out<float>(kept)] {
+          [=, work = work_, y = out(rows * width), saved = out<float>(statistics)] {
             norm_forward<T>(shape, x, w, b, y, saved, work->pool);
           });
     }
-    const auto dy = in(rows * width), x = in(rows * width), w = in(width);
-    const auto saved = std::make_shared<std::vector<float>>(size(kept), 1.0f);
-    // Added to the residual's gradient, as in every layer but the last.
-    const auto dx = std::make_shared<std::vector<T>>(size(rows * width));
-    add(name + "backward", rows_counts(host_, rows, width, bytes(4 * rows * width)),
-        [=, work = work_, dw = out(width), db = out(with_bias)] {
-          norm_backward<T, T>(shape, dy, x, w, *saved, {*dx, *dx}, {dw, false}, {db, false}, work->pool);
+    for (const bool far : {false, true}) norm_backward_of(name, shape, rows, with_bias, statistics, far);
+  }
+  /// Added to the residual's gradient, as in every layer but the last. `far`: that and the input were not touched just
+  /// before.
+  void norm_backward_of(const std::string& name, const NormShape& shape, std::int64_t rows, std::int64_t with_bias,
+                        std::int64_t statistics, bool far) {
+    const std::int64_t width = shape.width, each = rows * width;
+    const Bytes moved = bytes(4 * each);
+    const auto dy = in(each), w = in(width);
+    const auto x = far ? kept(each) : Turns<const T>(in(each), each, false);
+    const auto saved = std::make_shared<std::vector<float>>(size(statistics), 1.0f);
+    const auto residual = std::make_shared<std::vector<T>>(size(far ? kept_elements(each) : each));
+    add(name + "backward", rows_counts(host_, rows, width, far ? kept_bytes(moved) : moved),
+        [=, work = work_, dw = out(width), db = out(with_bias), inputs = x,
+         gradients = Turns<T>(std::span(*residual), each, true)]() mutable {
+          const std::span<T> dx = gradients.next();
+          norm_backward<T, T>(shape, dy, inputs.next(), w, *saved, {dx, dx}, {dw, false}, {db, false}, work->pool);
+          (void)residual;  // keeps the gradients' memory
         });
   }
 
@@ -262,11 +285,15 @@ class Samples {
       add(name + " forward", elements_counts(host_, count, bytes(inputs + count)),
           [=, work = work_, y = out(count)] { activation_forward<T>(shape, x, y, work->pool); });
     }
-    const auto x = in(inputs), dy = in(count);
-    add(name + " backward", elements_counts(host_, count, bytes(2 * inputs + count)),
-        [=, work = work_, dx = out(inputs)] {
-          activation_backward<T>(shape, dy, x, {dx, {}}, work->pool);
-        });
+    for (const bool far : {false, true}) {
+      const auto dy = in(count);
+      const auto x = far ? kept(inputs) : Turns<const T>(in(inputs), inputs, false);
+      const Bytes moved = bytes(2 * inputs + count);
+      add(name + " backward", elements_counts(host_, count, far ? kept_bytes(moved) : moved),
+          [=, work = work_, dx = out(inputs), turns = x]() mutable {
+            activation_backward<T>(shape, dy, turns.next(), {dx, {}}, work->pool);
+          });
+    }
   }
 
   void embeddings() {
@@ -278,10 +305,19 @@ class Samples {
     const auto ids = std::make_shared<std::vector<std::int32_t>>(size(tokens));
     for (std::size_t i = 0; i < ids->size(); ++i) (*ids)[i] = static_cast<std::int32_t>(i * kStride % kVocab);
     const HostCounts counts = rows_counts(host_, tokens, hidden, bytes(2 * tokens * hidden));
-    const auto table = in(kVocab * hidden);
-    add("embedding forward", counts, [=, work = work_, y = out(tokens * hidden)] {
-      embedding_forward<T>(*ids, tokens, hidden, table, {}, y, work->pool);
-    });
+    // Rows that were last read a step ago: each run reads others of a table that has as many as there is memory.
+    const std::int64_t rows = kMostElements / hidden;
+    const auto table = in(rows * hidden);
+    const auto seen = std::make_shared<std::vector<std::int32_t>>(size(rows));
+    for (std::size_t i = 0; i < seen->size(); ++i) {
+      (*seen)[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i * kStride) % rows);
+    }
+    add("embedding forward", counts,
+        [=, work = work_, y = out(tokens * hidden),
+         turns = Turns<std::int32_t>(std::span(*seen), tokens, true)]() mutable {
+          embedding_forward<T>(turns.next(), tokens, hidden, table, {}, y, work->pool);
+          (void)seen;  // keeps the ids' memory
+        });
     const auto dy = in(tokens * hidden);
     const auto gradient = std::make_shared<std::vector<T>>(size(kVocab * hidden));
     add("embedding backward", counts, [=, work = work_] {
