@@ -321,34 +321,6 @@ void ParameterFetcher::give_up(std::size_t p, int holder) {
   available_ -= parameter.elements;
 }
 
-void ParameterFetcher::hold(int parameter, int number) {
-  const TapeId full = at(parameter).full;
-  if (full == kNoBuffer) return;
-  holds_[number] = full;
-  ++kept_[full].holds;
-}
-
-void ParameterFetcher::let_go(int number) {
-  const auto found = holds_.find(number);
-  if (found == holds_.end()) return;
-  const TapeId full = found->second;
-  holds_.erase(found);
-  Kept& kept = kept_[full];
-  if (--kept.holds > 0) return;
-  const bool given_up = kept.given_up;
-  kept_.erase(full);
-  if (given_up) tape_.free(full);
-}
-
-void ParameterFetcher::drop(TapeId full) {
-  const auto kept = kept_.find(full);
-  if (kept == kept_.end()) {
-    tape_.free(full);
-  } else {
-    kept->second.given_up = true;
-  }
-}
-
 void ParameterFetcher::end_backward() {
   in_backward_ = false;
   for (const auto& [module, buffers] : held_) {

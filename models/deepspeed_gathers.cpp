@@ -1,5 +1,5 @@
 // Forms of stage 3's gathers beside the plain one: of MiCS, of 8-bit weights (qwZ), and of parameters one by one
-// outside the hooks.
+// outside the hooks; and gathered buffers that graphs keep.
 
 #include <fmt/format.h>
 
@@ -164,6 +164,36 @@ void ParameterFetcher::gather_alone(std::size_t p) {
   tape_.free(up);
   parameter.state = State::available;
   available_ += parameter.elements;
+}
+
+// --- what graphs keep -------------------------------------------------------------------------------------------
+
+void ParameterFetcher::hold(int parameter, int number) {
+  const TapeId full = at(parameter).full;
+  if (full == kNoBuffer) return;
+  holds_[number] = full;
+  ++kept_[full].holds;
+}
+
+void ParameterFetcher::let_go(int number) {
+  const auto found = holds_.find(number);
+  if (found == holds_.end()) return;
+  const TapeId full = found->second;
+  holds_.erase(found);
+  Kept& kept = kept_[full];
+  if (--kept.holds > 0) return;
+  const bool given_up = kept.given_up;
+  kept_.erase(full);
+  if (given_up) tape_.free(full);
+}
+
+void ParameterFetcher::drop(TapeId full) {
+  const auto kept = kept_.find(full);
+  if (kept == kept_.end()) {
+    tape_.free(full);
+  } else {
+    kept->second.given_up = true;
+  }
 }
 
 }  // namespace zeroplan
