@@ -89,8 +89,10 @@ check 1 'Nothing near it fits' '' "$good" --model 70B --gpus 1xRTX-4090 --host-m
 check 1 '"nvme"' '' train.json --model 70B --gpus 4xA100-80G --host-memory 1TiB --nvme 4x2TB
 check 0 'every layer checkpointed' '' "$good" "${small[@]}" --recompute full
 check 0 'LoRA of rank 8' 'rules of sizes' "$good" "${small[@]}" --trainable lora:r=8
-printf '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "mics_shard_size": 2}}' >mics.json
-check 0 'memory not predicted: ' '' mics.json "${small[@]}"
+printf '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "sequence_parallel_size": 2, "zero_optimization": {"stage": 3}}' >ulysses.json
+check 0 'memory not predicted: ' '' ulysses.json "${small[@]}"
+check 2 '' '--release: expected a month' ulysses.json "${small[@]}" --release 0.3
+check 2 '' '--release: has no meaning without' ulysses.json --release 2021-03
 check 2 '' 'whole layers' "$good" "${small[@]}" --recompute selective
 check 2 '' 'the configuration says' "$good" "${small[@]}" --micro-batch 3
 check 2 '' '--seq-len' "$good" --seq-len 512
