@@ -37,8 +37,9 @@ bool saves_inputs(const BlockKind& kind, const GraphOp& op) {
       return std::any_of(op.tensors.begin(), op.tensors.end(),
                          [&](int t) { return kind.tensors[static_cast<std::size_t>(t)].trainable; });
     case Kernel::attention:
-    case Kernel::activation:
       return true;
+    case Kernel::activation:  // ReLU saves its output, which the next linear saves too
+      return op.name.find("relu") == std::string::npos;
     case Kernel::norm:
     case Kernel::rotary:
     case Kernel::add:

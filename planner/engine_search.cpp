@@ -53,7 +53,11 @@ Kind kind_of(const Plan& p) {
 class EngineSearch {
  public:
   EngineSearch(Answer& answer, const Workload& workload)
-      : answer_(answer), request_(answer.request), workload_(workload), plans_(request_) {}
+      : answer_(answer),
+        request_(answer.request),
+        workload_(workload),
+        plans_(request_),
+        most_replays_(most_replays(request_.model)) {}
 
   void run() {
     collect();

@@ -9,10 +9,12 @@
 namespace zeroplan {
 namespace {
 
-std::string phases_section(const EngineSimulation& r) {
+std::string phases_section(const PlanFile& file, const EngineSimulation& r) {
+  // FSDP2's rows are measured so: peaks are not reset within a step (PeakCounting).
+  const char* counted = file.plan.engine == Engine::fsdp2 ? " (since the step began)" : "";
   return fmt::format(
-      "       allocated at most: {} in initialize; in the steady step {} forward, {} backward, {} update\n",
-      format_gib(r.initialize), format_gib(r.forward), format_gib(r.backward), format_gib(r.update));
+      "       allocated at most: {} in initialize; in the steady step {} forward, {} backward, {} update{}\n",
+      format_gib(r.initialize), format_gib(r.forward), format_gib(r.backward), format_gib(r.update), counted);
 }
 
 /// The two models of a step side by side: what the plan says, and what its ops give when they are played.
@@ -52,8 +54,8 @@ std::string report_engine_simulation(const PlanFile& file, const EngineSimulatio
       "{} on {}: {}\n  {}, under {}\n  {} a step, {}, as zeroplan plan says; {} with its ops played\n\n",
       file.model.name, file.machine.name, gpus_text(file.machine), describe(file.plan), to_string(file.plan.engine),
       format_seconds(p.step), format_speed(p.tokens_per_second), format_seconds(r.played_step));
-  text += overflow_section(p) + memory_section(p, style) + phases_section(r) + "\n" + time_section(p, style) + "\n" +
-          two_models(r, style) + "\n";
+  text += overflow_section(p) + memory_section(p, style) + phases_section(file, r) + "\n" + time_section(p, style) +
+          "\n" + two_models(r, style) + "\n";
   if (r.micro_steps < file.plan.accumulation) {
     text += fmt::format("Below: a step of {} of the {} micro-steps, {}; the others are like the second\n",
                         r.micro_steps, file.plan.accumulation, format_seconds(r.simulation.step));

@@ -231,12 +231,12 @@ std::string phase_section(const StepTable& table, Seconds step, const ReportStyl
 std::string streams_section(const Simulation& simulation, Seconds step, const ReportStyle& style) {
   TextTable rows(
       {{"stream", Align::left}, {"ops"}, {"busy"}, {"of the step"}, {"waits for ranks"}, {"slowed by sharing"}});
+  const auto shown = [&](Seconds part) { return format_seconds(part / step < kRounding ? Seconds() : part); };
   for (int s = 0; s < kNumStreams; ++s) {
     const StreamTime& stream = simulation.streams[static_cast<std::size_t>(s)];
     if (stream.ops == 0) continue;
     rows.add({std::string(to_string(static_cast<Stream>(s))), format_count(stream.ops), format_seconds(stream.busy),
-              fmt::format("{:.1f} %", 100 * (stream.busy / step)), format_seconds(stream.wait),
-              format_seconds(stream.slowdown)});
+              fmt::format("{:.1f} %", 100 * (stream.busy / step)), shown(stream.wait), shown(stream.slowdown)});
   }
   return inked("Streams of rank 0", Ink::bold, style) + " (they run side by side)\n" + rows.text();
 }

@@ -2,6 +2,7 @@
 
 #include "planner/engine_counts.h"
 
+#include "models/error.h"
 #include "planner/engine_fit.h"
 #include "planner/export_fit.h"
 #include "planner/search.h"

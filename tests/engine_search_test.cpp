@@ -330,5 +330,5 @@ TEST_CASE("Under other engines advice names what is waited for, and a step is no
     CHECK(advice[i].speedup <= 2);
     if (i > 0) CHECK(advice[i].speedup <= advice[i - 1].speedup);
   }
-  CHECK(std::ranges::any_of(advice, [](const Advice& a) { return a.what.find("host memory") != std::string::npos; }));
+  CHECK(std::ranges::any_of(advice, [](const Advice& a) { return a.what.find("host's memory") != std::string::npos; }));
 }

@@ -47,7 +47,9 @@ TEST_CASE("The played step of another engine has the kernels, the memory and the
         CHECK(r.prediction.lower_bound == fit.allocated);
         CHECK(r.micro_steps == std::min<std::int64_t>(file.plan.accumulation, 3));
         CHECK(r.stretch.kernels > 0);
-        CHECK(r.played.compute.base() == Approx(time.compute.base()).epsilon(0.02));
+        // Kernels sum to the plan's; collectives beside them share the GPU's memory, passes of other streams hide.
+        CHECK(r.played.compute >= time.compute * 0.95);
+        CHECK(r.played.compute <= time.compute * 1.2);
         CHECK(r.played_step >= r.played.compute);
         CHECK(r.played.total().base() == Approx(r.played_step.base()).epsilon(1e-6));
         CHECK_FALSE(r.table.rows.empty());

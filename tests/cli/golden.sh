@@ -38,6 +38,15 @@ golden 70b_8xa100_offload --model 70B --gpus 8xA100-80G --zero 3 --offload optim
 golden 13b_8xa100_stages --model 13B --gpus 8xA100-80G --zero 0,1,2,3
 golden 13b_8xa100_offload --model 13B --gpus 8xA100-80G --zero 3 --offload optimizer
 golden 13b_whatif whatif --model 13B --hardware 8xA100-80G,8xH100,2x8xH100,4xA100-80G@13USD --tokens 300B
+# Other engines: a plan, the same plan played, adapters, drives, a shortfall, experts.
+golden 7b_deepspeed --model 7B --gpus 8xA100-80G --engine deepspeed --zero 3 --out ds
+golden 7b_deepspeed_simulate simulate ds/plan.json
+golden 8b_fsdp2 --model 8B --gpus 8xH100 --engine fsdp2 --recompute full --out fsdp
+golden 8b_fsdp2_simulate simulate fsdp/plan.json
+golden 13b_deepspeed_lora --model 13B --gpus 2x3090-24G --engine deepspeed --seq-len 1024 --trainable lora:r=16
+golden 13b_deepspeed_nvme --model 13B --gpus 2x3090-24G --host-memory 96GiB --nvme 1x2TB@3GB/s --seq-len 1024 --engine deepspeed
+golden 70b_4xa100_deepspeed --model 70B --gpus 4xA100-80G --engine deepspeed
+golden mixtral_fsdp2 --model mixtral-8x7b --gpus 8xH100 --nodes 2 --engine fsdp2
 
 if [[ -n "${ZEROPLAN_UPDATE_GOLDEN:-}" ]]; then echo "$total golden files rewritten: read the diff"; exit 0; fi
 printf '%d golden answers, %d differ\n' "$total" "$failed"
