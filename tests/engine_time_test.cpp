@@ -333,7 +333,9 @@ TEST_CASE("The parts of a step add up, and more work never takes less time, on g
     run.recompute = static_cast<TimedRecompute>(pick(4));
     run.stack = static_cast<KernelStack>(pick(7));
     run.attention = static_cast<AttentionSoftware>(pick(4));
-    run.offload_optimizer = static_cast<OffloadedOptimizer>(pick(3));
+    constexpr OffloadedOptimizer kEveryStage[] = {OffloadedOptimizer::none, OffloadedOptimizer::host,
+                                                  OffloadedOptimizer::states};
+    run.offload_optimizer = kEveryStage[pick(3)];
     run.offload_parameters = pick(2) == 1 && run.stage == 3;
     run.tensor_parallel = 1 << pick(2);
     const EngineTime time = predict_engine_time(model, machine, run);
