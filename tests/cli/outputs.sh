@@ -107,12 +107,23 @@ expect "and simulate reads its plan" exits 0 simulate foreign/plan.json --estima
 for engine in deepspeed fsdp2; do
   on=(--model gpt2 --gpus 2x3090-24G --host-memory 64GiB --global-batch 16 --zero 3 --engine "$engine")
   expect "$engine: --out" exits 0 "${on[@]}" --out "$engine"
-  expect "$engine: no simulate, which refuses it" bash -c '! grep -q "zeroplan simulate" out'
-  expect "$engine: nothing about resources that were not doubled" bash -c '! grep -q "What would help" out'
+  expect "$engine: simulate is next" out_has "zeroplan simulate $engine/plan.json"
+  expect "$engine: what would help" out_has 'What would help'
+  step="$(grep -oE '^  [0-9.]+ m?s a step' out)"
   expect "$engine: launch.sh starts it" grep -qF "engine=\${1:-$engine}" "$engine/launch.sh"
   expect "$engine: launch.sh is a script" bash -n "$engine/launch.sh"
-  expect "$engine: simulate refuses" exits 2 simulate "$engine/plan.json"
+  expect "$engine: simulate plays it" exits 0 simulate "$engine/plan.json" --trace "$engine/step.json"
+  expect "$engine: with the plan's step" out_has "$step"
+  expect "$engine: and the played one beside it" out_has 'The same step played op by op'
+  expect "$engine: a trace" test -s "$engine/step.json"
+  expect "$engine: every rank" exits 0 simulate "$engine/plan.json" --ranks all --json
+  expect "$engine: no second time without a name" out_has '"played"'
+  expect "$engine: no longest path" exits 2 simulate "$engine/plan.json" --estimate
+  expect "$engine: and it says which flag" grep -qF -- '--estimate: expected' err
+  expect "$engine: run refuses" exits 2 run "$engine/plan.json" --data synthetic
   expect "$engine: with the file" grep -qF "$engine/plan.json: plan/engine" err
+  expect "$engine: adapters" exits 0 "${on[@]}" --trainable lora:r=8
+  expect "$engine: which alone are trained" out_has 'of adapters, which alone are trained'
   expect "$engine: --json" exits 0 "${on[@]}" --json
   expect "$engine: traffic" grep -qE '"all_gather_bytes": [1-9]' out
 done
