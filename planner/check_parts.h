@@ -46,6 +46,8 @@ bool is_tight(const EngineFit& fit);
 
 /// Elements of the largest parameter as transformers keeps it: a layer's gate and up experts are one tensor.
 std::int64_t largest_gather(const EagerStep& step);
+/// Elements that one module holds itself, the most of all: what DeepSpeed's estimator calls the largest layer.
+std::int64_t largest_module(const EagerStep& step);
 
 /// Of the step as PyTorch runs it, when that is known.
 struct StepFacts {

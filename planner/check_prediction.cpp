@@ -221,10 +221,11 @@ bool correctable_error(const CheckAnswer& answer) {
                              [](const Finding& f) { return f.rule->severity == Severity::error && !f.edits.empty(); });
 }
 
-EstimatorLine estimator_line(const DeepSpeedConfig& config, const ModelSpec& model, const MachineSpec& machine) {
+EstimatorLine estimator_line(const DeepSpeedConfig& config, const ModelSpec& model, std::int64_t largest,
+                             const MachineSpec& machine) {
   EstimatorQuestion q;
   q.parameters = model.parameters();
-  q.largest_module = largest_parameter(model);
+  q.largest_module = largest;
   q.gpus_per_node = machine.gpus_per_node;
   q.nodes = machine.nodes;
   q.offload_optimizer = config.optimizer_on_host();
@@ -243,15 +244,21 @@ LossBlocks blocks_of(const ModelSpec& model, const EngineWorkload& w) {
   return loss_blocks(eager_step(model, options), w.tokens, model.vocab);
 }
 
+/// Elements of the largest parameter, and the most that one module holds.
+struct Largest {
+  std::int64_t parameter = 0, module = 0;
+};
+
 /// Of the model without adapters; its tensors as we count them when no eager graph is known.
-std::int64_t largest_of(const ModelSpec& model) {
+Largest largest_of(const ModelSpec& model) {
   EagerOptions options;
   options.tokens = {1, 1};
   options.attention = usual_attention(model);
   try {
-    return largest_gather(eager_step(model, options));
+    const EagerStep step = eager_step(model, options);
+    return {largest_gather(step), largest_module(step)};
   } catch (const InputError&) {
-    return largest_parameter(model);
+    return {largest_parameter(model), largest_parameter(model)};
   }
 }
 
@@ -262,9 +269,10 @@ void explain(CheckPrediction& p, const NearestSubject& subject, CheckPredictor& 
   const DeepSpeedConfig config = read_deepspeed_config(subject.file, model.hidden);
   const ModelSpec trained = with_adapters(model, flags.lora_rank);
   p.storage = storage_needs(trained, machine, config);
-  if (config.stage >= 2 && flags.lora_rank == 0) p.estimator = estimator_line(config, model, machine);
+  const Largest largest = largest_of(model);
+  if (config.stage >= 2 && flags.lora_rank == 0) p.estimator = estimator_line(config, model, largest.module, machine);
   p.releases = release_differences(config, trained, machine, flags.release);
-  StepFacts facts{{}, largest_of(model)};
+  StepFacts facts{{}, largest.parameter};
   if (p.run.memory) {
     p.stages = stage_rows(subject, predictor);
     p.gains = gains(subject, predictor);

@@ -72,11 +72,12 @@ void crossover(const CheckPrediction& p, const CheckInput& input, const DeepSpee
   unsharded.stage = 0;
   constexpr std::int64_t kSample = 1'000'000'000;  // states are linear in the parameters
   const Bytes each = gpu_states(unsharded, kSample, ranks).bytes - gpu_states(bare, kSample, ranks).bytes;
-  const int copies = config.stage == 3                                             ? 1
-                     : !config.contiguous_gradients && !config.optimizer_on_host() ? 0
-                     : config.overlap_comm                                         ? 2
-                                                                                   : 1;
-  const Bytes buffers = bytes_of(config.reduce_bucket, config.precision) * copies;
+  // Stage 3 keeps one of the communication's type (5.3), stages 1 and 2 have theirs in the weights' (4.4).
+  const bool below_3 = config.stage < 3;
+  const bool bucketed = config.contiguous_gradients || (below_3 && config.optimizer_on_host());
+  const int copies = !bucketed ? 0 : below_3 && config.overlap_comm ? 2 : 1;
+  const DType type = below_3 ? config.precision : config.communication.value_or(config.precision);
+  const Bytes buffers = bytes_of(config.reduce_bucket, type) * copies;
   const double saved = each.base() / kSample;
   if (ranks > 1 && saved <= 0) return;
   const double crossing = saved > 0 ? buffers.base() / saved : 0;
@@ -208,6 +209,16 @@ void pressure(const RunPrediction& run, Remarks& remarks) {
 std::int64_t largest_gather(const EagerStep& step) {
   std::int64_t largest = 0;
   for (const EagerParameter& parameter : step.parameters) largest = std::max(largest, parameter.elements);
+  return largest;
+}
+
+std::int64_t largest_module(const EagerStep& step) {
+  std::int64_t largest = 0;
+  for (const EagerModule& module : step.modules) {
+    std::int64_t own = 0;
+    for (const int p : module.parameters) own += step.parameters[static_cast<std::size_t>(p)].elements;
+    largest = std::max(largest, own);
+  }
   return largest;
 }
 

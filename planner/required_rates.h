@@ -25,8 +25,8 @@ struct RequiredRate {
   bool by_micro_batch = false;
 };
 
-/// Of the resources that cost the plan more than 5 % of its step, the most costly first. Steps are longest paths
-/// (estimates). Empty for plans of other engines.
+/// Of the resources that make the step more than 5 % longer than with an endless rate, the most costly first. Steps are
+/// longest paths (estimates). Empty for plans of other engines.
 std::vector<RequiredRate> required_rates(const Answer& answer, const Candidate& candidate);
 
 }  // namespace zeroplan

@@ -203,7 +203,10 @@ Seconds CollectiveModel::waiting(Pattern pattern, RankGroup group, const Path& p
   if (setting_ == CollectiveSetting::in_step) return step_latency(pattern, group, path);
   const CollectiveRamp* ramp = pattern == Pattern::reduce ? reduce_table(group) : nullptr;
   const bool there = ramp != nullptr && !ramp->queued, wanted = setting_ == CollectiveSetting::isolated;
-  return arrival(pattern, group, path) * (static_cast<int>(wanted) - static_cast<int>(there));
+  Seconds extra;
+  if (wanted) extra += arrival(pattern, group, path);
+  if (there) extra -= arrival(pattern, {ramp->ranks, ramp->nodes, ramp->ranks / ramp->nodes}, path);
+  return extra;
 }
 
 /// Beyond what isolated collectives wait: ranks of a step arrive still less evenly than those of a benchmark.

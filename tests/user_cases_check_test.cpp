@@ -93,6 +93,16 @@ TEST_CASE("llf-6755, ds-3606: the estimator's safe figure is said beside ours") 
   REQUIRE(p.estimator);
   CHECK(p.estimator->bytes.host.base() / kGiB == Approx(824).epsilon(0.001));
   CHECK_THAT(report_prediction(p, of.machine, {}), HasText("823.9 GiB of host a node"));
+
+  // By hand: Mixtral's largest module holds a layer's stacks of experts, gate and up in one and down in the other.
+  const Case moe(
+      R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})",
+      find_model("mixtral-8x7b"), machine_of("8xA100-80G"));
+  const CheckPrediction experts = moe.predicted(tokens(512));
+  const double stacks = 3.0 * 8 * 14336 * 4096, all = static_cast<double>(moe.model.parameters());
+  REQUIRE(experts.estimator);
+  CHECK(experts.estimator->bytes.gpu.base() == Approx(4 * stacks + 18 * all / 8));
+  CHECK(experts.estimator->bytes.host.base() == Approx(4 * stacks * 8 * 1.5));
 }
 
 // --- verdicts and what moves them --------------------------------------------------------------------
@@ -124,6 +134,12 @@ TEST_CASE("hf-10929, ds-1302: sharding a small model costs more than it saves, a
   CHECK(p.stages[3].run.memory->allocated > p.stages[0].run.memory->allocated);
   CHECK(remarks(p, "than stage 0"));
   CHECK(remarks(p, "Below about"));
+  // Without contiguous_gradients stage 3 has no bucket that could outweigh anything.
+  const Case unbucketed(
+      R"({"train_micro_batch_size_per_gpu": 1, "fp16": {"enabled": true}, "zero_optimization": {"stage": 3,
+          "contiguous_gradients": false}})",
+      find_model("t5-small"), machine_of("2xRTX-3090"));
+  CHECK_FALSE(remarks(unbucketed.predicted(tokens(512, false)), "Below about"));
   const Case large = on_two("opt-1.3b");
   CHECK_FALSE(remarks(large.predicted(tokens(512, false)), "Below about"));
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "models/state_regimes.h"
+#include "planner/lint_parts.h"
 #include "planner/required_rates.h"
 #include "planner/search.h"
 #include "sim/engine_time.h"
@@ -110,6 +111,12 @@ TEST_CASE("pages-gpu-guides, swift-95, mle-23: the figures that guides quote are
   apply_lora(adapted, 16);
   CHECK(state_bytes(adapted, regimes.front()).base() ==
         2.0 * static_cast<double>(model.parameters()) + 8.0 * static_cast<double>(adapted.trainable_parameters()));
+  // A GPU alone shards nothing: what check counts for DeepSpeed in a step is one of them, the highest.
+  for (const int stage : {2, 3}) {
+    DeepSpeedConfig config;
+    config.stage = stage, config.precision = DType::bf16, config.reduce_bucket = 0;
+    CHECK(gpu_states(config, 1'000'000, 1).bytes.base() == regimes.back().bytes * 1'000'000);
+  }
   // check says which one a configuration is (mle-23).
   const Case of(
       R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}})",
