@@ -19,6 +19,11 @@ std::int64_t shard_elements(const EagerParameter& parameter, int ranks) {
   return (rows + ranks - 1) / ranks * (parameter.elements / rows);
 }
 
+/// What AdamW reads and writes of a share, in passes over it. Fused: gradient, parameter and moments read, all but the
+/// gradient written. Grouped, an operation after the other (torch 2.11, _multi_tensor_adam): decay 2, lerp 3, mul 2,
+/// addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
+constexpr std::int64_t kFusedPasses = 7, kGroupedPasses = 20;
+
 /// What fully_shard() makes of a block, or of the root.
 struct Unit {
   enum class State : std::uint8_t { idle, forward, before_backward, after_backward };
@@ -346,8 +351,8 @@ void Fsdp2Engine::update() {
   std::int64_t owned = 0;
   for (std::size_t p = 0; p < shards_.size(); ++p) owned += step_.parameters[p].trainable ? shards_[p] : 0;
   if (!moments_made_ && !options_.offload) add_moments();
-  // Reads gradient, parameter and moments, writes all but the gradient: seven passes.
-  const std::int64_t traffic = 7 * size(owned, options_.parameters);
+  const std::int64_t passes = options_.foreach_adam ? kGroupedPasses : kFusedPasses;
+  const std::int64_t traffic = passes * size(owned, options_.parameters);
   const std::vector<TapeId> roots = options_.foreach_adam ? roots_of_moments() : std::vector<TapeId>();
   if (options_.offload) {
     tape_.host_waits(Stream::reduce);

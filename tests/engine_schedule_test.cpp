@@ -195,6 +195,26 @@ TEST_CASE("FSDP2's steady step is a schedule without races whose memory is the t
   }
 }
 
+TEST_CASE("FSDP2's grouped AdamW passes over the share once an operation, fused AdamW once a tensor") {
+  for (const bool grouped : {false, true}) {
+    Fsdp2Options options;
+    options.ranks = kRanks;
+    options.foreach_adam = grouped;
+    Recorded run;
+    record_fsdp2(run, options, 1, false);
+    int updates = 0;
+    for (const Work& work : run.tape.works()) {
+      const auto* adam = std::get_if<AdamStep>(&work);
+      if (adam == nullptr) continue;
+      ++updates;
+      // Fused: p, g, m, v read and p, m, v written. Grouped: eight operations write one tensor each and read 12.
+      CHECK(adam->traffic.base() == (grouped ? 12 + 8 : 4 + 3) * 4.0 * static_cast<double>(adam->parameters));
+    }
+    CHECK(updates > 0);
+    check_schedule(run);
+  }
+}
+
 TEST_CASE("Steps repeat: nothing leaks, and the allocator counts no less than the tensors") {
   for (unsigned seed = 100; seed < 130; ++seed) {
     std::mt19937 random(seed);
