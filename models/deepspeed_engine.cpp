@@ -22,6 +22,11 @@ void check_numbers(const DeepSpeedJob& job) {
   refuse(job.accumulation < 1, "gradient_accumulation_steps", "expected at least 1");
   refuse(job.config.stage < 0 || job.config.stage > 3, "zero_optimization.stage", "expected 0 to 3");
   refuse(job.config.reduce_bucket < 1, "zero_optimization.reduce_bucket_size", "expected at least 1");
+  // A slip of the hand, whose bytes leave 64 bits.
+  constexpr std::int64_t kMostElements = 1'000'000'000'000'000;
+  constexpr std::string_view kAtMost = "expected at most 1e15";
+  refuse(job.config.reduce_bucket > kMostElements, "zero_optimization.reduce_bucket_size", kAtMost);
+  refuse(job.config.offload_param.buffer_size > kMostElements, "zero_optimization.offload_param.buffer_size", kAtMost);
   refuse(job.config.hpz_ranks < 1 || job.ranks % job.config.hpz_ranks != 0, "zero_optimization.zero_hpz_partition_size",
          "expected a divisor of the ranks");
 }

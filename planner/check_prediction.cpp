@@ -22,6 +22,17 @@ std::optional<std::int64_t> sane(std::optional<std::int64_t> count, std::int64_t
   return count && *count >= 1 && *count <= most ? count : std::nullopt;
 }
 
+/// The count of a configuration's batch that is beyond what is modelled; "" when none is.
+std::string batch_beyond(const DeepSpeedConfig& config) {
+  const auto beyond = [](std::string_view key, std::optional<std::int64_t> count, std::int64_t most) {
+    if (!count || *count <= most) return std::string();
+    return fmt::format("{}: {} is beyond what is modelled, at most {}", key, format_count(*count), format_count(most));
+  };
+  std::string found = beyond("train_micro_batch_size_per_gpu", config.micro_batch, kMostSequences);
+  if (found.empty()) found = beyond("gradient_accumulation_steps", config.accumulation, kMostSequences);
+  return found.empty() ? beyond("train_batch_size", config.train_batch, kMostPerStep) : found;
+}
+
 /// A section or key that changes what is allocated or how long a step takes, and that no rule covers.
 struct Unmodelled {
   std::string_view path;
@@ -70,8 +81,9 @@ QuantizedTime quantized(const DeepSpeedConfig& c) {
   return q;
 }
 
-EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w) {
+EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const ModelSpec& model) {
   EngineTimeRun run;
+  if (w.attention.value_or(usual_attention(model)) == EagerAttention::eager) run.attention = AttentionSoftware::unfused;
   run.engine = TimedEngine::deepspeed;
   run.stage = c.stage;
   run.tokens = w.tokens;
@@ -311,7 +323,7 @@ std::optional<EngineTime> CheckPredictor::time(const DeepSpeedConfig& config, co
                                                std::string& why) const {
   try {
     check_timed(config, workload, machine_.gpus_per_node);
-    return predict_engine_time(trained_, machine_, time_run(config, workload));
+    return predict_engine_time(trained_, machine_, time_run(config, workload, trained_));
   } catch (const InputError& e) {
     why = e.what();
     return std::nullopt;
@@ -346,6 +358,15 @@ CheckPrediction predict_check(const CheckInput& input, const CheckAnswer& answer
   const std::string text = p.corrected ? fix_deepspeed(input).text : input.file.text();
   const ConfigText file = ConfigText::parse(text, input.file.name());
   const DeepSpeedConfig config = read_deepspeed_config(file, input.model->hidden);
+  if (const std::string beyond = batch_beyond(config); !beyond.empty()) {
+    p.run.workload.tokens = {std::clamp<std::int64_t>(config.micro_batch.value_or(1), 1, kMostSequences),
+                             sequence_of(*input.model, flags, p.assumptions)};
+    p.run.workload.accumulation = std::clamp<std::int64_t>(config.accumulation.value_or(1), 1, kMostSequences);
+    p.run.workload.ranks = input.machine->ranks();
+    p.run.workload.type = config.precision;
+    p.run.missing = {{"memory", beyond}, {"time", beyond}};
+    return p;
+  }
   p.run.workload = workload_of(config, input, flags, p.assumptions);
   const TokenShape tokens = p.run.workload.tokens;
   const std::string unmodelled =

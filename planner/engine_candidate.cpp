@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "planner/engine_counts.h"
 
@@ -40,6 +41,13 @@ void put(TierMemory& tier, std::string_view owner, Bytes bytes) {
   tier.peak += bytes;
 }
 
+/// PyTorch's allocator asks for multiples of 2 MiB. Without rounding down the parts of a full card add up to a fraction
+/// of a byte more than it has.
+Bytes whole_segments(Bytes room) {
+  constexpr double kSegment = 2 << 20;
+  return Bytes(std::floor(room.base() / kSegment) * kSegment);
+}
+
 void set_gpu_memory(Prediction& p, const MachineSpec& machine, const EngineFit& fit) {
   Bytes owned;
   for (int o = 0; o < kNumOwners; ++o) {
@@ -48,7 +56,8 @@ void set_gpu_memory(Prediction& p, const MachineSpec& machine, const EngineFit& 
     owned += bytes;
   }
   // The host's lead fills the card at most. A plan that fits only after flushes shows what it would need without them.
-  const Bytes reserved = fit.fits_in_step() ? std::min(fit.reserved, fit.capacity - fit.overhead) : fit.reserved;
+  const Bytes reserved =
+      fit.fits_in_step() ? std::min(fit.reserved, whole_segments(fit.capacity - fit.overhead)) : fit.reserved;
   put(p.gpu, "allocator_cache", reserved - owned);
   const EngineEnvironment environment;
   put(p.gpu, "context", environment.context);

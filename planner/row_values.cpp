@@ -28,4 +28,26 @@ DType row_precision(const JsonValue& row) {
   throw InputError(fmt::format("prec: expected bf16, fp16 or fp32, found \"{}\"", name));
 }
 
+void check_micro_steps(std::int64_t batch, std::int64_t seq_len, std::int64_t accumulation) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 31, kSteps = std::int64_t{1} << 20;
+  if (batch > 0 && seq_len > kTokens / batch)
+    throw InputError(fmt::format("no micro-step has {} x {} tokens", batch, seq_len));
+  if (accumulation > kSteps) throw InputError(fmt::format("no step has {} micro-steps", accumulation));
+}
+
+void check_row(const JsonValue& row) {
+  check_micro_steps(row_integer(row, "mb", 1), row_integer(row, "seq", 1), row_integer(row, "gas", 1));
+  constexpr std::int64_t kRanks = 1 << 20, kAdapterRank = 1 << 16;
+  const auto within = [&](std::string_view key, std::int64_t most) {
+    if (const JsonValue* value = row.find(key)) value->as_int(0, most);
+  };
+  within("stage", 3);
+  within("ndev", kRanks);
+  within("lora", kAdapterRank);
+  for (const char* key : {"zero", "extra", "prec_opts"}) {
+    const JsonValue* section = row.find(key);
+    if (section != nullptr && !section->is_object()) section->fail("an object");
+  }
+}
+
 }  // namespace zeroplan

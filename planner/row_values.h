@@ -20,5 +20,11 @@ bool row_flag(const JsonValue& row, std::string_view key, bool otherwise);
 std::string row_text(const JsonValue& row, std::string_view key, const std::string& otherwise);
 /// "prec": bf16, fp16 or fp32. Throws InputError for another.
 DType row_precision(const JsonValue& row);
+/// Throws InputError for a run that nobody has: more than 2^31 tokens a micro-step or 2^20 micro-steps (products leave
+/// 64 bits).
+void check_micro_steps(std::int64_t batch, std::int64_t seq_len, std::int64_t accumulation);
+/// The same of a row of data/groundtruth or data/activations; also for a stage that is none, and a section of
+/// DeepSpeed's configuration that is no object.
+void check_row(const JsonValue& row);
 
 }  // namespace zeroplan

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
+#include "planner/row_values.h"
 #include "planner/validate_memory.h"
 #include "planner/validate_rows.h"
 
@@ -230,9 +231,11 @@ void validate_rows(std::string_view text, const std::string& name, Validation& v
         JsonDocument::parse(row_text, fmt::format("{} row {}", name, line), JsonSyntax::strict);
     const JsonValue& row = document.root();
     if (!row.is_object()) row.fail("an object a line");
+    row.at("model");  // in every kind of row: without it this is some other file
     ++validation.rows;
-    add_measured_step(row, line, name, timed, steps, validation);
     try {
+      check_row(row);
+      add_measured_step(row, line, name, timed, steps, validation);
       RowPredictor::Answer answer = predictor.predict(row, row_text);
       for (Comparison& each : answer.comparisons) {
         each.line = line;

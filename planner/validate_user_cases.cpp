@@ -34,8 +34,12 @@ EngineWorkload workload_of(const JsonValue& row, const DeepSpeedConfig& config, 
   EngineWorkload w;
   w.tokens = {config.micro_batch.value_or(1), row.at("seq_len").as_int(1, kManyInRow)};
   w.accumulation = config.accumulation.value_or(1);
+  check_micro_steps(w.tokens.batch, w.tokens.seq_len, w.accumulation);
   w.ranks = machine.ranks();
-  w.checkpointing = row.at("recompute").as_string() == "full";
+  const std::string& recompute = row.at("recompute").as_string();
+  if (recompute != "none" && recompute != "full")
+    throw InputError(fmt::format("recompute: expected none or full, found \"{}\"", recompute));
+  w.checkpointing = recompute == "full";
   w.type = config.precision;
   w.lora_rank = row_integer(row, "lora_rank", 0);
   const std::string attention = row_text(row, "attention", "");

@@ -270,6 +270,34 @@ TEST_CASE("A batch beyond what is modelled is named") {
                 find_model("smollm2-135m"), machine_of("8xA100-80G"), of_tokens(8192));
   CHECK(missing(p, "memory", "beyond"));
   CHECK(missing(p, "time", "beyond"));
+  for (const char* key : {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"}) {
+    CAPTURE(key);
+    const std::string other =
+        std::string(key) == "gradient_accumulation_steps" ? R"("train_micro_batch_size_per_gpu": 1, )" : "";
+    const CheckPrediction alone = predicted("{" + other + "\"" + key + "\": 1e18}", find_model("smollm2-135m"),
+                                            machine_of("8xA100-80G"), of_tokens(16));
+    CHECK(missing(alone, "memory", key));
+    CHECK(missing(alone, "time", key));
+    CHECK(std::ranges::none_of(alone.assumptions, [](const Assumption& a) { return a.what == "micro-batch"; }));
+  }
+}
+
+TEST_CASE("Without SDPA for a family its steps take the time of unfused attention") {
+  const ModelSpec model = find_model("bloom-560m");
+  const MachineSpec machine = machine_of("8xA100-80G");
+  CheckPredictor predictor(model, machine, {});
+  const ConfigText file = ConfigText::parse(R"({"bf16": {"enabled": true}})", "ds.json");
+  const DeepSpeedConfig config = read_deepspeed_config(file, model.hidden);
+  EngineWorkload w;
+  w.tokens = {8, 2048};
+  w.ranks = machine.ranks();
+  w.type = DType::bf16;
+  std::string why;
+  const Seconds usual = predictor.time(config, w, why).value().step;
+  w.attention = EagerAttention::eager;
+  CHECK(predictor.time(config, w, why).value().step == usual);
+  w.attention = EagerAttention::sdpa;
+  CHECK(predictor.time(config, w, why).value().step < usual);
 }
 
 TEST_CASE("Adapters take less memory and time than training all") {

@@ -2,6 +2,8 @@
 
 #include "models/deepspeed_engine.h"
 
+#include <limits>
+
 #include "models/error.h"
 #include "tests/catch.h"
 #include "tests/engine_models.h"
@@ -253,6 +255,10 @@ TEST_CASE("What no rule covers is refused by its key") {
   CHECK(message([](DeepSpeedJob& j) { j.config.optimizer = "Lion"; }).find("optimizer.type") != std::string::npos);
   CHECK(message([](DeepSpeedJob& j) { j.config.hpz_ranks = 3; }).find("hpz") != std::string::npos);
   CHECK(message([](DeepSpeedJob& j) { j.rank = 4; }).find("rank") != std::string::npos);
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  CHECK(message([](DeepSpeedJob& j) { j.config.reduce_bucket = kHuge; }).find("reduce_bucket") != std::string::npos);
+  CHECK(message([](DeepSpeedJob& j) { j.config.offload_param.buffer_size = kHuge; }).find("buffer_size") !=
+        std::string::npos);
   CHECK(message([](DeepSpeedJob& j) {
           j.config.stage = 0;
           j.config.grad_accum = DType::fp32;

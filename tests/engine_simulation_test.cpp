@@ -58,6 +58,25 @@ TEST_CASE("The played step of another engine has the kernels, the memory and the
   }
 }
 
+TEST_CASE("A card that a plan fills is not over its own size by a rounding") {
+  const Request request = request_for(Engine::deepspeed, 3, 16);
+  const PlanFile file = planned(request);
+  EnginePlans plans(request);
+  const EngineTime time = plans.time(file.plan);
+  EngineFit fit = plans.fit(file.plan);
+  fit.gpu = GpuVerdict::fits_after_flushes;
+  fit.capacity = request.machine.gpu.memory;
+  fit.reserved = fit.reserved_high = fit.capacity * 2;
+  const Bytes overhead = fit.overhead;
+  for (int i = 0; i < 1000; ++i) {
+    fit.overhead = overhead + Bytes(1e6 / 7 * i);
+    REQUIRE(fit.fits_in_step());
+    const Prediction p = plans.candidate(file.plan, time, fit).prediction;
+    CHECK(fits(p, 0));
+    CHECK(p.gpu.peak > fit.capacity - Bytes(3 << 20));
+  }
+}
+
 TEST_CASE("All ranks played give the step of the folded node; a trace has a span for each op") {
   const PlanFile file = planned(request_for(Engine::deepspeed, 3, 16));
   SimulateOptions all;

@@ -107,6 +107,19 @@ TEST_CASE("A row that cannot be predicted is listed with its reason") {
   CHECK(reason(head + peaks + R"(, "params": 5})").find("1,100,048,384") != std::string::npos);
   CHECK(reason(head + peaks + R"(, "env": "backend:cudaMallocAsync"})").find("backend") != std::string::npos);
   CHECK(reason(R"({"model": "no-such-model", "n": 8, "seq": 128, "mb": 1, "stage": 3, "peaks": []})").size() > 10);
+  const auto of_run = [](const std::string& members) {
+    return R"({"model": "tinyllama-1.1b", "n": 8, "peaks": [{"fwd": 1}], )" + members + "}";
+  };
+  CHECK(reason(of_run(R"("seq": 1099511627776, "mb": 1099511627776)")).find("micro-step") != std::string::npos);
+  CHECK(reason(of_run(R"("gas": 5000000000)")).find("micro-steps") != std::string::npos);
+  CHECK(reason(of_run(R"("stage": 7)")).find("stage") != std::string::npos);
+  CHECK(reason(of_run(R"("stage": 1, "zero": "x")")).find("zero") != std::string::npos);
+  const auto user_case = [](const std::string& recompute, const std::string& batch) {
+    return R"({"id": "x", "model": "gpt2", "gpus": "8xH100", "seq_len": 1000, "recompute": ")" + recompute +
+           R"(", "deepspeed": {"train_micro_batch_size_per_gpu": )" + batch + R"(}, "observed": {"fits": true}})";
+  };
+  CHECK(reason(user_case("none", "9000000000000000000")).find("micro-step") != std::string::npos);
+  CHECK(reason(user_case("most", "1")).find("recompute") != std::string::npos);
   CHECK(reason(R"({"model": "tinyllama-1.1b", "step_s": 1})").find("no columns") != std::string::npos);
 }
 
@@ -117,6 +130,7 @@ TEST_CASE("What is no row is refused") {
   CHECK_THROWS_AS(validate_rows("\n  \n", "rows", validation), InputError);
   CHECK_THROWS_AS(validate_rows("", "rows", validation), InputError);
   CHECK_THROWS_AS(validate_rows("a,b\n1,2\n", "rows", validation), InputError);
+  CHECK_THROWS_AS(validate_rows("{\"a\": 1}\n", "rows", validation), InputError);
   CHECK(validation.rows == 0);
 }
 
