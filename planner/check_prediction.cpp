@@ -380,6 +380,7 @@ CheckPrediction predict_check(const CheckInput& input, const CheckAnswer& answer
   CheckPredictor predictor(*input.model, *input.machine, flags);
   p.run = predictor.predict(config, p.run.workload);
   assume_timed(config, p.run, p.assumptions);
+  for (const Assumption& a : input.machine->assumptions) p.assumptions.push_back(a);
   const NearestSubject subject{file, input, p.run};
   explain(p, subject, predictor, flags);
   p.nearest = nearest_config(subject, predictor);

@@ -105,6 +105,18 @@ TEST_CASE("llf-6755, ds-3606: the estimator's safe figure is said beside ours") 
   CHECK(experts.estimator->bytes.host.base() == Approx(4 * stacks * 8 * 1.5));
 }
 
+TEST_CASE("check says what of the machine is a default") {
+  const auto network = [](int nodes) {
+    const Case of(
+        R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}})",
+        find_model("gpt2"), machine_of("8xA100-80G", nodes));
+    const CheckPrediction p = of.predicted(tokens(512));
+    return std::ranges::count(p.assumptions, "network of a node", &Assumption::what);
+  };
+  CHECK(network(4) == 1);
+  CHECK(network(1) == 0);
+}
+
 // --- verdicts and what moves them --------------------------------------------------------------------
 
 TEST_CASE("llf-2518: Mixtral at stage 2 fits no card of 80 GB, at stage 3 with the optimizer on the host it does") {
