@@ -40,7 +40,7 @@ Outcome run_probe(const Arguments& arguments) {
                    "Measures this machine's cores, memory, disk and collectives, in under a minute. The file is a "
                    "machine for plan, simulate and run.",
                    "Example:\n  zeroplan probe --out machine.json\n"
-                   "  zeroplan plan --model config.json --machine machine.json --gpus 2 --out plan");
+                   "  zeroplan plan --model config.json --machine machine.json --gpus 2 --global-batch 8 --out plan");
   std::string out, disk;
   bool overwrite = false;
   line.value("--out", "MACHINE.json", "The file to write [the machine goes to stdout]", out);

@@ -37,9 +37,9 @@ struct Flags {
 void add_to(CommandLine& line, Flags& f) {
   line.positional("PLAN.json", "What plan --out wrote; required", f.path);
   line.value("--data", "FILE|synthetic", "Token file (examples/make_tokens.py) or made-up sequences; required", f.data);
-  line.value("--backend", "host|cuda", "host: threads as ranks and streams (the default)", f.backend);
+  line.value("--backend", "host", "host: threads as ranks and streams (the default; cuda is not built yet)", f.backend);
   line.value("--ranks", "N", "Must be the plan's ranks; a check, not a choice", f.ranks);
-  line.value("--steps", "K", "Training steps (default 10)", f.steps);
+  line.value("--steps", "K", "Training steps from here on, after --resume too (default 10)", f.steps);
   line.value("--measure", "FILE", "Writes the times of every op and the memory used: for `zeroplan compare`",
              f.measure);
   line.value("--checkpoint", "DIR", "Writes checkpoints there, after the last step at least", f.checkpoint);

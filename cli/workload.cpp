@@ -115,7 +115,8 @@ void MachineFlags::add_to(CommandLine& line) {
   line.value("--nodes", "N", "Nodes [1]", nodes);
   line.value("--machine", "NAME|FILE", "A catalog node (zeroplan machines) or a machine.json", machine);
   line.value("--host-memory", "SIZE", "Memory installed in a node: 1TiB, 256GB", host_memory);
-  line.value("--nvme", "NxSIZE[@RATE]", "Drives of a node and the read rate of each: 4x2TB@6.5GB/s", nvme);
+  line.value("--nvme", "NxSIZE[@RATE]", "Drives of a node and the read rate of each: 4x2TB@6.5GB/s; none: no drives",
+             nvme);
 }
 
 MachineSpec MachineFlags::resolve() const {

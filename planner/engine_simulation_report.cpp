@@ -13,7 +13,7 @@ std::string phases_section(const PlanFile& file, const EngineSimulation& r) {
   // FSDP2's rows are measured so: peaks are not reset within a step (PeakCounting).
   const char* counted = file.plan.engine == Engine::fsdp2 ? " (since the step began)" : "";
   return fmt::format(
-      "       allocated at most: {} in initialize; in the steady step {} forward, {} backward, {} update{}\n",
+      "       GPU, allocated at most: {} in initialize; in the steady step {} forward, {} backward, {} update{}\n",
       format_gib(r.initialize), format_gib(r.forward), format_gib(r.backward), format_gib(r.update), counted);
 }
 

@@ -60,8 +60,7 @@ class LaunchWriter {
     line(
         "# TRAIN is your script (it takes the flags of Hugging Face's Trainer, see train_args below), MODEL its "
         "checkpoint.");
-    if (subject_.plan.engine != Engine::zeroplan) return;
-    line("# What zeroplan predicts for the plan itself, op by op:");
+    line("# What zeroplan predicts for the plan, op by op:");
     line("#   zeroplan simulate plan.json");
   }
 

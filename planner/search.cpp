@@ -54,11 +54,14 @@ void add_assumptions(Answer& answer, const Predictor& predictor) {
   if (!first) return;
   add(predictor.assumptions(first->plan));
   if (first->plan.accumulation > 1) {
-    add({{"gradient accumulation", std::string(first->plan.precision.accumulation == DType::fp32 ? "fp32" : "16 bit"),
-          "more than one micro-step: small gradients would be lost in 16 bit"}});
+    const bool wide = first->plan.precision.accumulation == DType::fp32;
+    add({{"gradient accumulation", wide ? "fp32" : "16 bit",
+          wide ? "more than one micro-step: small gradients would be lost in 16 bit"
+               : "sums in fp32 do not fit; small gradients of many micro-steps are lost"}});
   }
   add({{"engine", "zeroplan",
-        "our own runtime, still being built; DeepSpeed and FSDP2 hold other buffers and are slower: their predictions "
+        "our own runtime, its CUDA part still being built; DeepSpeed and FSDP2 hold other buffers and are slower: "
+        "their predictions "
         "come with --engine"}});
   add({{"gradient clipping", fmt::format("global norm {:g}", first->plan.clip_norm),
         "default of the plan; the update waits for all gradients"}});
