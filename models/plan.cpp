@@ -88,6 +88,7 @@ class PlanChecker {
     sharding();
     placement();
     precision();
+    if (p_.engine != Engine::zeroplan) other_engine();
   }
 
  private:
@@ -167,6 +168,32 @@ class PlanChecker {
     require(p_.loss_scaling == LossScaling::none || x.weights == DType::fp16, "loss_scaling", "is for fp16 only");
     require(x.weights != DType::fp16 || p_.loss_scaling == LossScaling::dynamic, "loss_scaling",
             "expected \"dynamic\" with fp16 weights");
+  }
+
+  /// What DeepSpeed and FSDP2 cannot follow: they checkpoint whole layers, all or none, and keep states of a kind in
+  /// one tier, gradients on the GPU.
+  void other_engine() const {
+    const bool deepspeed = p_.engine == Engine::deepspeed;
+    require(p_.recompute != Recompute::selective, "recompute", "expected \"none\" or \"full\" under this engine");
+    require(p_.recompute_layers == 0 || p_.recompute_layers == layers_, "recompute_layers",
+            fmt::format("expected 0 or {} under this engine", layers_), p_.recompute_layers);
+    const auto whole = [&](const Placement& x) { return std::max({x.hbm, x.host, x.nvme}) == blocks_; };
+    require(whole(p_.optimizer), "optimizer", "expected all blocks in one tier under this engine");
+    require(whole(p_.parameters), "parameters", "expected all blocks in one tier under this engine");
+    require(p_.gradients == Tier::hbm, "gradients", "expected \"gpu\" under this engine");
+    require(p_.optimizer.hbm == blocks_ || p_.update == UpdateOn::host, "update",
+            "expected \"host\" with optimizer states off the GPU");
+    require(p_.precision.states == DType::fp32 && !p_.precision.split_master, "precision",
+            "expected fp32 states and masters under this engine");
+    if (deepspeed) {
+      require(p_.zero_stage == 0 || p_.shard_ranks == p_.ranks, "shard_ranks",
+              fmt::format("expected all {} ranks under deepspeed", p_.ranks), p_.shard_ranks);
+      require(p_.zero_stage == 3 || p_.optimizer.nvme == 0, "optimizer", "expected stage 3 with states on NVMe");
+      return;
+    }
+    require(p_.zero_stage >= 2, "zero_stage", "expected 2 or 3 under fsdp2", p_.zero_stage);
+    require(p_.optimizer.nvme == 0 && p_.optimizer.host == p_.parameters.host, "optimizer",
+            "expected to lie where the parameters lie, GPU or host, under fsdp2");
   }
 
   const Plan& p_;

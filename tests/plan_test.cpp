@@ -242,6 +242,42 @@ TEST_CASE("Rules of a plan") {
   CHECK(refused([](Plan& p) { p.recompute = Recompute::full, p.recompute_layers = 17; }));
 }
 
+TEST_CASE("A plan of another engine has only what that engine can follow") {
+  const ModelSpec model = find_model("llama-3.2-1b");
+  const int blocks = static_cast<int>(model.sequence.size()), layers = static_cast<int>(model.num_layers);
+  const auto refused = [&](Engine engine, auto change) {
+    Plan p = small_plan(model);
+    p.engine = engine;
+    change(p);
+    try {
+      check_plan(p, model, "p");
+      return false;
+    } catch (const InputError&) {
+      return true;
+    }
+  };
+  const auto host = [&](Plan& p) { p.optimizer = p.parameters = Placement::all(Tier::host, blocks); };
+  for (const Engine engine : {Engine::deepspeed, Engine::fsdp2}) {
+    CAPTURE(to_string(engine));
+    CHECK_FALSE(refused(engine, [](Plan&) {}));
+    CHECK_FALSE(refused(engine, [&](Plan& p) { p.recompute = Recompute::full, p.recompute_layers = layers; }));
+    CHECK_FALSE(refused(engine, [&](Plan& p) { host(p), p.update = UpdateOn::host; }));
+    CHECK(refused(engine, [&](Plan& p) { p.recompute = Recompute::selective, p.recompute_layers = layers; }));
+    CHECK(refused(engine, [&](Plan& p) { p.recompute = Recompute::full, p.recompute_layers = layers - 1; }));
+    CHECK(refused(engine, [&](Plan& p) { p.optimizer.hbm = blocks - 1, p.optimizer.host = 1; }));
+    CHECK(refused(engine, [&](Plan& p) { host(p), p.update = UpdateOn::host, p.gradients = Tier::host; }));
+    CHECK(refused(engine, [&](Plan& p) { p.precision.states = DType::bf16; }));
+    CHECK(refused(engine, [&](Plan& p) { p.precision.split_master = true; }));
+    const bool alone =
+        refused(engine, [&](Plan& p) { p.optimizer = Placement::all(Tier::host, blocks), p.update = UpdateOn::host; });
+    CHECK(alone == (engine == Engine::fsdp2));
+    const bool nvme = refused(engine, [&](Plan& p) {
+      p.optimizer = p.parameters = Placement::all(Tier::nvme, blocks), p.update = UpdateOn::host;
+    });
+    CHECK(nvme == (engine == Engine::fsdp2));
+  }
+}
+
 TEST_CASE("State bytes a parameter follow from the precision") {
   Precision p;
   CHECK(p.state_bytes_per_parameter() == 14);
