@@ -109,6 +109,7 @@ EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const
   const EngineRun run{steps_until_steady(job), micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_deepspeed_engine(step, job, r.tape), step, run, r.tape);
   r.accumulation = job.accumulation;
+  r.alone = job.ranks == 1;
   r.counting = PeakCounting::each_phase;
   r.host = deepspeed_host_memory(step, job);
   r.process = process_of(job, environment);
@@ -123,6 +124,7 @@ EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accum
   const EngineRun run{kSteadySteps, micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_fsdp2_engine(step, options, r.tape), step, run, r.tape);
   r.accumulation = accumulation;
+  r.alone = options.ranks == 1;
   r.counting = PeakCounting::since_step;
   r.host = fsdp2_host_memory(step, options);
   r.process = environment.fsdp2_process;
@@ -133,6 +135,8 @@ EnginePrediction predict(const EngineRecording& r, const EngineEnvironment& envi
   EnginePrediction prediction;
   run(r, environment, detail, prediction);
   prediction.traffic = steady_traffic(r.tape, r.accumulation);
+  if (r.alone)
+    prediction.traffic.all_gather = prediction.traffic.reduce_scatter = prediction.traffic.all_reduce = Bytes();
   prediction.host_use = host_use(r.host);
   prediction.device_used = prediction.reserved + environment.context + environment.libraries +
                            environment.communicators + prediction.host_use.device_page_tables();

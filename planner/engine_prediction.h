@@ -58,7 +58,8 @@ struct EngineRecording {
   int accumulation = 1;  // of the run; the tape has at most three micro-steps a step
   PeakCounting counting = PeakCounting::each_phase;
   std::vector<HostBuffer> host;
-  Bytes process;  // resident set without `host`
+  Bytes process;       // resident set without `host`
+  bool alone = false;  // one rank: collectives that it calls move nothing
 };
 /// Resident set of a process without what the engine offloads.
 Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment);

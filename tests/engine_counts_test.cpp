@@ -150,6 +150,13 @@ TEST_CASE("Traffic by hand: weights gathered once a step at stage 2, FSDP2's gra
   const Traffic fsdp = predict_fsdp2(step, {1, 64}, 5, options, {}).traffic;
   CHECK(near(fsdp.reduce_scatter, 5 * 4));
   CHECK(near(fsdp.all_gather, 5 * 2 * 2));  // forward and backward, 2 B
+  // One rank has nobody to send to.
+  for (const char* zero : {R"("stage": 1)", R"("stage": 2)", R"("stage": 3)"}) {
+    DeepSpeedJob alone = job_of(zero, 2);
+    alone.ranks = 1;
+    const Traffic none = predict_deepspeed(step, {1, 64}, alone, {}).traffic;
+    CHECK(none.all_gather + none.reduce_scatter + none.all_reduce == Bytes());
+  }
 }
 
 TEST_CASE("A tape of another number of micro-steps is our mistake") {
