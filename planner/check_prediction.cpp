@@ -75,7 +75,7 @@ struct QuantizedTime {
 QuantizedTime quantized(const DeepSpeedConfig& c) {
   const bool inside = c.hpz();
   QuantizedTime q;
-  if (c.mics()) return q;  // MiCS_Optimizer is not given them
+  if (c.stage < 3 || c.mics()) return q;  // only stage 3 reads them, and MiCS_Optimizer is not given them
   q.all = c.quantized_weights && c.quantized_gradients && inside;
   q.some = !q.all && (c.quantized_weights || c.quantized_gradients || inside);
   return q;

@@ -282,6 +282,28 @@ TEST_CASE("A batch beyond what is modelled is named") {
   }
 }
 
+TEST_CASE("Keys that only stage 3 reads change nothing at stage 2") {
+  const ModelSpec model = find_model("smollm2-135m");
+  const MachineSpec machine = machine_of("8xA100-80G");
+  const auto run = [&](const std::string& keys) {
+    return predicted(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+                         "zero_optimization": {"stage": 2)" +
+                         keys + "}}",
+                     model, machine, of_tokens(512))
+        .run;
+  };
+  const RunPrediction plain = run("");
+  for (const std::string key : {"\"zero_quantized_weights\": true", "\"zero_quantized_gradients\": true",
+                                "\"zero_hpz_partition_size\": 8", "\"mics_shard_size\": 4"}) {
+    CAPTURE(key);
+    const RunPrediction with = run(", " + key);
+    REQUIRE(with.time);
+    REQUIRE(with.memory);
+    CHECK(with.time->step == plain.time->step);
+    CHECK(with.memory->allocated == plain.memory->allocated);
+  }
+}
+
 TEST_CASE("Without SDPA for a family its steps take the time of unfused attention") {
   const ModelSpec model = find_model("bloom-560m");
   const MachineSpec machine = machine_of("8xA100-80G");
