@@ -6,6 +6,7 @@ nm="${1:?nm}" archive="${2:?archive}"
 symbols="$("$nm" -A -C "$archive")" || exit 2
 objects="$(grep -cE '_avx[0-9]+\.cpp\.o:.* T ' <<<"$symbols")"
 [[ "$objects" -ge 6 ]] || { echo "expected at least 6 functions in *_avx*.cpp.o, found $objects"; exit 1; }
-weak="$(grep -E '_avx[0-9]+\.cpp\.o:.* [WVu] ' <<<"$symbols")" || exit 0
+# DW.ref.*, which sanitizers bring, is an address for unwinding: no instruction is in it.
+weak="$(grep -E '_avx[0-9]+\.cpp\.o:.* [WVu] ' <<<"$symbols" | grep -vF ' V DW.ref.')" || exit 0
 printf '%s\n' "$weak"
 exit 1
