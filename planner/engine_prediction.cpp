@@ -8,10 +8,6 @@
 namespace zeroplan {
 namespace {
 
-/// Micro-steps after the second and before the last allocate what the second does, at the same addresses: a step of
-/// more is replayed with so many (tests/engine_fit_test.cpp compares).
-constexpr int kDifferentMicroSteps = 3;
-
 /// Steps until a step repeats. With three micro-steps stage 3 has its trace after the first step.
 int steps_until_steady(const DeepSpeedJob& job) {
   return job.accumulation >= kDifferentMicroSteps ? 2 : deepspeed_steady_steps(job);
@@ -40,18 +36,27 @@ void run(const EngineRecording& r, const EngineEnvironment& environment, LeadDet
   p.reserved_high = std::max(p.reserved, steady_reserved(replay(r.tape, environment.allocator, r.counting, &times)));
 }
 
-/// At the moment of the run at which most is alive.
-OwnerBytes owners_at_peak(const EngineTape& tape) {
-  OwnerBytes live{}, peak{};
-  std::int64_t now = 0, most = -1;
+/// Calls visit(owner, change, now) at each alloc and free: the bytes that come or go, and all that is alive then.
+template <class Visit>
+void follow_live_bytes(const EngineTape& tape, Visit visit) {
+  std::int64_t now = 0;
   for (const TapeOp& op : tape.ops()) {
     if (op.kind != TapeKind::alloc && op.kind != TapeKind::free) continue;
     const TapeBuffer& buffer = tape.buffer(static_cast<TapeId>(op.id));
-    const std::int64_t bytes = op.kind == TapeKind::alloc ? buffer.bytes : -buffer.bytes;
-    now += bytes;
-    live[static_cast<std::size_t>(buffer.owner)] += Bytes(static_cast<double>(bytes));
-    if (now > most) most = now, peak = live;
+    const std::int64_t change = op.kind == TapeKind::alloc ? buffer.bytes : -buffer.bytes;
+    now += change;
+    visit(buffer.owner, change, now);
   }
+}
+
+/// At the moment of the run at which most is alive.
+OwnerBytes owners_at_peak(const EngineTape& tape) {
+  OwnerBytes live{}, peak{};
+  std::int64_t most = -1;
+  follow_live_bytes(tape, [&](Owner owner, std::int64_t change, std::int64_t now) {
+    live[static_cast<std::size_t>(owner)] += Bytes(static_cast<double>(change));
+    if (now > most) most = now, peak = live;
+  });
   return peak;
 }
 
@@ -157,13 +162,8 @@ RunMemory replay_run(const EngineRecording& r, const EngineEnvironment& environm
 }
 
 Bytes live_peak(const EngineTape& tape) {
-  std::int64_t now = 0, most = 0;
-  for (const TapeOp& op : tape.ops()) {
-    if (op.kind != TapeKind::alloc && op.kind != TapeKind::free) continue;
-    const std::int64_t bytes = tape.buffer(static_cast<TapeId>(op.id)).bytes;
-    now += op.kind == TapeKind::alloc ? bytes : -bytes;
-    most = std::max(most, now);
-  }
+  std::int64_t most = 0;
+  follow_live_bytes(tape, [&](Owner, std::int64_t, std::int64_t now) { most = std::max(most, now); });
   return Bytes(static_cast<double>(most));
 }
 

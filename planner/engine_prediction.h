@@ -48,6 +48,10 @@ struct EnginePrediction {
   OwnerBytes owners{};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
 
+/// Micro-steps after the second and before the last allocate what the second does, at the same addresses: a step of
+/// more is recorded with so many (tests/engine_fit_test.cpp compares).
+inline constexpr int kDifferentMicroSteps = 3;
+
 /// What collectives and copies of the tape's last step move, for `accumulation` micro-steps: a tape of three stands for
 /// any greater number. Throws std::logic_error when it has another number.
 Traffic steady_traffic(const EngineTape& tape, int accumulation);

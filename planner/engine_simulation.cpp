@@ -9,9 +9,6 @@
 namespace zeroplan {
 namespace {
 
-/// A tape of three micro-steps stands for any greater number (planner/engine_prediction.cpp).
-constexpr std::int64_t kMostMicroSteps = 3;
-
 enum class Part : std::uint8_t { kernel, update, host_update, other };
 constexpr std::size_t kNumParts = 4;
 
@@ -51,11 +48,11 @@ class EnginePlayer {
     result_.prediction = plans_.candidate(file_.plan, time, fit).prediction;
     result_.assumptions = time.assumptions;
     set_phases(fit.prediction.memory);
-    result_.micro_steps = std::min(file_.plan.accumulation, kMostMicroSteps);
+    result_.micro_steps = std::min<std::int64_t>(file_.plan.accumulation, kDifferentMicroSteps);
     Play whole = play(result_.micro_steps, time, options_);
     result_.played_step = whole.simulation.step;
     result_.played = whole.simulation.breakdown;
-    if (file_.plan.accumulation > kMostMicroSteps) extend(time);
+    if (file_.plan.accumulation > kDifferentMicroSteps) extend(time);
     result_.table = step_table(whole.schedule, whole.demands, plans_.trained());
     result_.schedule = std::move(whole.schedule);
     result_.simulation = std::move(whole.simulation);
@@ -119,16 +116,10 @@ class EnginePlayer {
     const EngineStretch stretch = result_.stretch;
     SimulateOptions plain = options_;
     plain.with_trace = false;
-    const Simulation brief = play(kMostMicroSteps - 1, time, plain).simulation;
+    const Simulation brief = play(kDifferentMicroSteps - 1, time, plain).simulation;
     result_.stretch = stretch;
-    const auto more = static_cast<double>(file_.plan.accumulation - kMostMicroSteps);
-    const auto add = [&](Seconds& longer, Seconds shorter) { longer += more * (longer - shorter); };
-    add(result_.played_step, brief.step);
-    add(result_.played.compute, brief.breakdown.compute);
-    add(result_.played.exposed_communication, brief.breakdown.exposed_communication);
-    add(result_.played.exposed_offload, brief.breakdown.exposed_offload);
-    add(result_.played.optimizer, brief.breakdown.optimizer);
-    add(result_.played.idle, brief.breakdown.idle);
+    extend_play(result_.played_step, result_.played, brief,
+                static_cast<double>(file_.plan.accumulation - kDifferentMicroSteps));
   }
 
   const PlanFile& file_;

@@ -323,13 +323,7 @@ Simulation Predictor::play_shortly(const Plan& plan) {
   Simulation whole = simulate(part, {});
   const auto more =
       static_cast<double>(plan.accumulation - kLongerSteps) / static_cast<double>(kLongerSteps - kShortSteps);
-  const auto extend = [&](Seconds& longer, Seconds shorter) { longer += more * (longer - shorter); };
-  extend(whole.step, brief.step);
-  extend(whole.breakdown.compute, brief.breakdown.compute);
-  extend(whole.breakdown.exposed_communication, brief.breakdown.exposed_communication);
-  extend(whole.breakdown.exposed_offload, brief.breakdown.exposed_offload);
-  extend(whole.breakdown.optimizer, brief.breakdown.optimizer);
-  extend(whole.breakdown.idle, brief.breakdown.idle);
+  extend_play(whole.step, whole.breakdown, brief, more);
   return whole;
 }
 
@@ -339,6 +333,15 @@ Seconds Predictor::played_step_with(const Plan& plan, ResourceRole role, double 
   const Seconds step = play_shortly(plan).step;
   cost.scale(role, 1);
   return step;
+}
+
+void extend_play(Seconds& step, TimeBreakdown& breakdown, const Simulation& shorter, double more) {
+  constexpr Seconds TimeBreakdown::*kParts[] = {&TimeBreakdown::compute, &TimeBreakdown::exposed_communication,
+                                                &TimeBreakdown::exposed_offload, &TimeBreakdown::optimizer,
+                                                &TimeBreakdown::idle};
+  const auto extend = [&](Seconds& longer, Seconds brief) { longer += more * (longer - brief); };
+  extend(step, shorter.step);
+  for (const auto part : kParts) extend(breakdown.*part, shorter.breakdown.*part);
 }
 
 void use_simulation(Prediction& p, const Simulation& simulation, const MachineSpec& machine) {

@@ -101,6 +101,9 @@ void use_simulation(Prediction& prediction, const Simulation& simulation, const 
 /// Micro-steps that play_shortly() plays of a longer step: two short steps, of these many.
 inline constexpr std::int64_t kShortSteps = 2, kLongerSteps = 3;
 
+/// Makes a played step longer by `more` times what it takes beyond a shorter one.
+void extend_play(Seconds& step, TimeBreakdown& breakdown, const Simulation& shorter, double more);
+
 /// peak <= capacity x (1 - margin) on every tier.
 bool fits(const Prediction& prediction, double margin);
 

@@ -52,11 +52,7 @@ Json prediction_json(const Prediction& p) {
   json["memory"]["gpu"] = tier_json(p.gpu);
   if (p.host) json["memory"]["host"] = tier_json(*p.host);
   if (p.nvme) json["memory"]["nvme"] = tier_json(*p.nvme);
-  json["time"] = {{"compute", p.time.compute.base()},
-                  {"exposed_communication", p.time.exposed_communication.base()},
-                  {"exposed_offload", p.time.exposed_offload.base()},
-                  {"optimizer", p.time.optimizer.base()},
-                  {"idle", p.time.idle.base()}};
+  json["time"] = time_json(p.time);
   json["traffic"] = traffic_json(p.traffic);
   json["limited_by"] = p.limited_by;
   json["simulated"] = p.simulated;
@@ -163,6 +159,14 @@ Json whatif_row_json(const WhatifRow& row, std::optional<double> num_tokens) {
 }
 
 }  // namespace
+
+Json time_json(const TimeBreakdown& time) {
+  return {{"compute", time.compute.base()},
+          {"exposed_communication", time.exposed_communication.base()},
+          {"exposed_offload", time.exposed_offload.base()},
+          {"optimizer", time.optimizer.base()},
+          {"idle", time.idle.base()}};
+}
 
 std::string plan_json(const Answer& answer, std::optional<double> num_tokens) {
   Json json;

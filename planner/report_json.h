@@ -1,6 +1,7 @@
 #pragma once
 // Answers as JSON with stable keys (spec section 4). What is not known is left out.
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -14,6 +15,9 @@ namespace zeroplan {
 /// `plan --json`. `num_tokens` adds hours and, with a price, USD to each plan's "cost". Ends with a line break, as all
 /// do.
 std::string plan_json(const Answer& answer, std::optional<double> num_tokens);
+
+/// Seconds of each part of a step.
+nlohmann::ordered_json time_json(const TimeBreakdown& time);
 
 /// `whatif --json`: rows, one a machine.
 std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_tokens);
