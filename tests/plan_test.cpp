@@ -215,18 +215,23 @@ TEST_CASE("5000 mutations of plan files end in an InputError or a plan") {
   CHECK(refused > 2500);
 }
 
+/// Whether check_plan() refuses the small plan of this engine after a change.
+template <class Change>
+bool refuses(const ModelSpec& model, Engine engine, Change change) {
+  Plan p = small_plan(model);
+  p.engine = engine;
+  change(p);
+  try {
+    check_plan(p, model, "p");
+    return false;
+  } catch (const InputError&) {
+    return true;
+  }
+}
+
 TEST_CASE("Rules of a plan") {
   const ModelSpec model = find_model("llama-3.2-1b");
-  const auto refused = [&](auto change) {
-    Plan p = small_plan(model);
-    change(p);
-    try {
-      check_plan(p, model, "p");
-      return false;
-    } catch (const InputError&) {
-      return true;
-    }
-  };
+  const auto refused = [&](auto change) { return refuses(model, Engine::zeroplan, change); };
   const int blocks = static_cast<int>(model.sequence.size());
   CHECK_FALSE(refused([](Plan&) {}));
   CHECK(refused([&](Plan& p) { p.zero_stage = 2, p.parameters = Placement::all(Tier::host, blocks); }));
@@ -245,17 +250,7 @@ TEST_CASE("Rules of a plan") {
 TEST_CASE("A plan of another engine has only what that engine can follow") {
   const ModelSpec model = find_model("llama-3.2-1b");
   const int blocks = static_cast<int>(model.sequence.size()), layers = static_cast<int>(model.num_layers);
-  const auto refused = [&](Engine engine, auto change) {
-    Plan p = small_plan(model);
-    p.engine = engine;
-    change(p);
-    try {
-      check_plan(p, model, "p");
-      return false;
-    } catch (const InputError&) {
-      return true;
-    }
-  };
+  const auto refused = [&](Engine engine, auto change) { return refuses(model, engine, change); };
   const auto host = [&](Plan& p) { p.optimizer = p.parameters = Placement::all(Tier::host, blocks); };
   for (const Engine engine : {Engine::deepspeed, Engine::fsdp2}) {
     CAPTURE(to_string(engine));

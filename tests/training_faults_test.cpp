@@ -137,6 +137,15 @@ struct FailingDisk {
   }
 };
 
+/// Trains two steps and leaves their checkpoint: options of a run that goes on from it.
+TrainOptions resume_after_two_steps(const TemporaryDirectory& scratch, const PlanFile& file) {
+  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
+  o.memory.nvme_directory = scratch.path();
+  train_threads(file, o, {});
+  o.resume = true;
+  return o;
+}
+
 void check_disk_error(const std::string& error) {
   CHECK_THAT(error, HasText("/zeroplan-rank") && HasText(" bytes at offset ") && HasText(": Input/output error"));
 }
@@ -146,10 +155,7 @@ void check_disk_error(const std::string& error) {
 TEST_CASE("Whichever transfer of a step fails, every thread hears of it and the checkpoint before it resumes") {
   const TemporaryDirectory scratch;
   const PlanFile file = plan_on_disk();
-  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
-  o.memory.nvme_directory = scratch.path();
-  train_threads(file, o, {});
-  o.resume = true;
+  TrainOptions o = resume_after_two_steps(scratch, file);
   o.checkpoint_every = 1000;
   const auto run = [&](int fail_at, std::int64_t steps, int& transfers) {
     FailingDisk disk;
@@ -191,10 +197,7 @@ TEST_CASE("Whichever transfer of a step fails, every thread hears of it and the 
 TEST_CASE("A transfer that fails in a step of one process ends the others, and the checkpoint before it resumes") {
   const TemporaryDirectory scratch;
   const PlanFile file = plan_on_disk();
-  TrainOptions o = options_in(fs::path(scratch.path()) / "ck", 2);
-  o.memory.nvme_directory = scratch.path();
-  train_threads(file, o, {});
-  o.resume = true;
+  TrainOptions o = resume_after_two_steps(scratch, file);
   o.steps = 1000;
   for (const int victim : {0, 1}) {
     for (const int transfer : {150, 163, 171}) {  // some steps on: loading takes fewer than 60
