@@ -12,7 +12,6 @@
 #include <limits>
 #include <optional>
 
-#include "cli/available_memory.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/files.h"
@@ -20,6 +19,7 @@
 #include "models/error.h"
 #include "models/measured.h"
 #include "planner/prediction.h"
+#include "runtime/host_memory.h"
 #include "runtime/probe.h"
 #include "runtime/process_communicator.h"
 #include "runtime/rank_environment.h"

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "models/error.h"
+#include "runtime/host_memory.h"
 #include "runtime/probe_disk.h"
 #include "runtime/probe_fit.h"
 #include "runtime/probe_kernels.h"
@@ -127,13 +128,9 @@ HostFacts host_facts() {
     const std::size_t colon = line.find(": ");
     if (line.starts_with("model name") && colon != std::string::npos) facts.cpu = line.substr(colon + 2);
   }
-  std::ifstream memory("/proc/meminfo");
-  std::string key;
-  double kib = 0;
-  if (!(memory >> key >> kib) || key != "MemTotal:") throw DeviceError("/proc/meminfo: no MemTotal");
-  facts.memory = Bytes(kib * kKiB);
-  std::ifstream limit("/sys/fs/cgroup/memory.max");  // "max", or bytes
-  if (double bytes = 0; limit >> bytes && bytes > 0) facts.memory = std::min(facts.memory, Bytes(bytes));
+  const std::optional<Bytes> memory = host_memory("MemTotal"), limit = container_memory();
+  if (!memory) throw DeviceError("/proc/meminfo: no MemTotal");
+  facts.memory = limit && *limit > Bytes() ? std::min(*memory, *limit) : *memory;
   return facts;
 }
 

@@ -60,16 +60,12 @@ ScratchFile::ScratchFile(const ScratchFileOptions& options) : size_(options.size
     if (options.direct) use_direct(options.largest_block);
   } catch (...) {
     if (named_ || options.keep) unlink(path_.c_str());
-    if (descriptor_ >= 0) close(descriptor_);
     throw;
   }
 }
 
 // The kernel may hold the file a little longer, for an io_uring that is being taken down.
-ScratchFile::~ScratchFile() {
-  flock(descriptor_, LOCK_UN);
-  close(descriptor_);
-}
+ScratchFile::~ScratchFile() { flock(descriptor(), LOCK_UN); }
 
 void ScratchFile::create(const ScratchFileOptions& options) {
   const std::string& directory = options.directory;
@@ -79,17 +75,17 @@ void ScratchFile::create(const ScratchFileOptions& options) {
   if (!S_ISDIR(facts.st_mode))
     throw InputError(fmt::format("{}: expected a directory for the NVMe tier, found something else", directory));
   std::string path = fmt::format("{}/{}-XXXXXX", directory, options.stem);
-  descriptor_ = mkostemp(path.data(), O_CLOEXEC);
-  if (descriptor_ < 0) refuse_file(directory, errno);
+  file_ = FileDescriptor(mkostemp(path.data(), O_CLOEXEC));
+  if (!file_.is_open()) refuse_file(directory, errno);
   path_ = path;
   named_ = true;
-  if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
+  if (flock(descriptor(), LOCK_EX | LOCK_NB) != 0)
     notes_.push_back(fmt::format("{}: not locked against other processes: {}", path_, std::strerror(errno)));
   if (options.keep || unlink(path_.c_str()) == 0) named_ = false;
 }
 
 void ScratchFile::allocate(std::int64_t size) {
-  const std::optional<double> free = free_bytes(descriptor_);
+  const std::optional<double> free = free_bytes(descriptor());
   const auto refuse = [&](const std::string& reason) {
     throw DeviceError(fmt::format("{}: allocating {}: {}; {} free", path_, amount(static_cast<double>(size)), reason,
                                   free ? amount(*free) : "an unknown amount is"));
@@ -103,14 +99,14 @@ void ScratchFile::allocate(std::int64_t size) {
   if (free && static_cast<double>(size) > *free) refuse(std::strerror(ENOSPC));
   int code = 0;
   do {
-    code = size > 0 ? posix_fallocate(descriptor_, 0, size) : 0;
+    code = size > 0 ? posix_fallocate(descriptor(), 0, size) : 0;
   } while (code == EINTR);
   if (code != 0) refuse(std::strerror(code));
 }
 
 void ScratchFile::check_whole() const {
   struct stat facts {};
-  if (fstat(descriptor_, &facts) != 0) throw DeviceError(fmt::format("{}: {}", path_, std::strerror(errno)));
+  if (fstat(descriptor(), &facts) != 0) throw DeviceError(fmt::format("{}: {}", path_, std::strerror(errno)));
   if (facts.st_size >= size_) return;
   throw DeviceError(fmt::format("{}: the file ends at byte {} of {}: somebody cut it", path_, facts.st_size, size_));
 }
@@ -120,12 +116,12 @@ void ScratchFile::use_direct(int largest_block) {
   const auto give_up = [&](const std::string& reason) {
     notes_.push_back(fmt::format("{}: {}; transfers go through the page cache", path_, reason));
   };
-  const int flags = fcntl(descriptor_, F_GETFL);
-  if (flags < 0 || fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0)
+  const int flags = fcntl(descriptor(), F_GETFL);
+  if (flags < 0 || fcntl(descriptor(), F_SETFL, flags | O_DIRECT) != 0)
     return give_up(fmt::format("no direct I/O (O_DIRECT): {}", std::strerror(errno)));
-  const std::optional<DirectIo> facts = direct_io(descriptor_);
+  const std::optional<DirectIo> facts = direct_io(descriptor());
   if (!facts || facts->offset_alignment > largest_block) {
-    fcntl(descriptor_, F_SETFL, flags);
+    fcntl(descriptor(), F_SETFL, flags);
     return give_up(facts ? fmt::format("the disk's blocks have {} bytes", facts->offset_alignment)
                          : "the file system has no direct I/O");
   }

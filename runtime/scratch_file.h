@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/file_descriptor.h"
+
 namespace zeroplan {
 
 struct ScratchFileOptions {
@@ -27,7 +29,7 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return file_.value(); }
   const std::string& path() const { return path_; }
   bool direct() const { return direct_; }
   /// Of memory that direct I/O reads and writes; 1 without direct I/O.
@@ -43,7 +45,7 @@ class ScratchFile {
 
   std::string path_;
   std::int64_t size_ = 0;
-  int descriptor_ = -1;
+  FileDescriptor file_;
   bool named_ = false;  // still has its name, and should lose it
   bool direct_ = false;
   int memory_alignment_ = 1;

@@ -1,36 +1,31 @@
-#include "cli/available_memory.h"
+#include "runtime/host_memory.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <fstream>
 #include <string>
 
 namespace zeroplan {
-namespace {
 
-std::optional<Bytes> from_meminfo() {
-  constexpr double kUnit = 1024;  // "kB" there
+std::optional<Bytes> host_memory(std::string_view key) {
   std::ifstream file("/proc/meminfo");
-  std::string key, unit;
+  std::string name, unit;
   double amount = 0;
-  while (file >> key >> amount) {
-    if (key == "MemAvailable:") return Bytes(amount * kUnit);
+  while (file >> name >> amount) {
+    if (name.ends_with(':') && name.substr(0, name.size() - 1) == key) return Bytes(amount * kKiB);  // "kB" there
     std::getline(file, unit);
   }
   return std::nullopt;
 }
 
-std::optional<Bytes> from_container() {
+std::optional<Bytes> container_memory() {
   std::ifstream file("/sys/fs/cgroup/memory.max");
   double limit = 0;
   if (!(file >> limit)) return std::nullopt;  // "max", or no such file
   return Bytes(limit);
 }
 
-}  // namespace
-
 std::optional<Bytes> available_memory() {
-  const auto system = from_meminfo(), container = from_container();
+  const auto system = host_memory("MemAvailable"), container = container_memory();
   if (system && container) return std::min(*system, *container);
   return system ? system : container;
 }
