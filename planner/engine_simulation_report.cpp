@@ -75,7 +75,7 @@ std::string engine_simulation_json(const PlanFile& file, const EngineSimulation&
   if (r.stretch.update > 0) stretch["optimizer"] = r.stretch.update;
   if (r.stretch.host_update > 0) stretch["host_optimizer"] = r.stretch.host_update;
   json["played"] = {{"step_seconds", r.played_step.base()},
-                    {"time", time_json(r.played)},
+                    {"time", Json::parse(time_json(r.played))},
                     {"stretch", std::move(stretch)},
                     {"micro_steps", r.micro_steps},
                     {"micro_steps_seconds", r.simulation.step.base()}};

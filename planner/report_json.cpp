@@ -42,6 +42,14 @@ Json traffic_json(const Traffic& traffic) {
           {"nvme_write_bytes", whole(traffic.nvme_write)}};
 }
 
+Json breakdown_json(const TimeBreakdown& time) {
+  return {{"compute", time.compute.base()},
+          {"exposed_communication", time.exposed_communication.base()},
+          {"exposed_offload", time.exposed_offload.base()},
+          {"optimizer", time.optimizer.base()},
+          {"idle", time.idle.base()}};
+}
+
 Json prediction_json(const Prediction& p) {
   Json json;
   json["step_seconds"] = p.step.base();
@@ -52,7 +60,7 @@ Json prediction_json(const Prediction& p) {
   json["memory"]["gpu"] = tier_json(p.gpu);
   if (p.host) json["memory"]["host"] = tier_json(*p.host);
   if (p.nvme) json["memory"]["nvme"] = tier_json(*p.nvme);
-  json["time"] = time_json(p.time);
+  json["time"] = breakdown_json(p.time);
   json["traffic"] = traffic_json(p.traffic);
   json["limited_by"] = p.limited_by;
   json["simulated"] = p.simulated;
@@ -160,13 +168,7 @@ Json whatif_row_json(const WhatifRow& row, std::optional<double> num_tokens) {
 
 }  // namespace
 
-Json time_json(const TimeBreakdown& time) {
-  return {{"compute", time.compute.base()},
-          {"exposed_communication", time.exposed_communication.base()},
-          {"exposed_offload", time.exposed_offload.base()},
-          {"optimizer", time.optimizer.base()},
-          {"idle", time.idle.base()}};
-}
+std::string time_json(const TimeBreakdown& time) { return breakdown_json(time).dump(); }
 
 std::string plan_json(const Answer& answer, std::optional<double> num_tokens) {
   Json json;

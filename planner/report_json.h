@@ -1,7 +1,6 @@
 #pragma once
 // Answers as JSON with stable keys (spec section 4). What is not known is left out.
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -16,8 +15,8 @@ namespace zeroplan {
 /// do.
 std::string plan_json(const Answer& answer, std::optional<double> num_tokens);
 
-/// Seconds of each part of a step.
-nlohmann::ordered_json time_json(const TimeBreakdown& time);
+/// The object "time" of a prediction: seconds of each part of a step. Without a line break.
+std::string time_json(const TimeBreakdown& time);
 
 /// `whatif --json`: rows, one a machine.
 std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_tokens);
