@@ -21,6 +21,9 @@ PeerGroup::PeerGroup(std::shared_ptr<ProcessJob> job, std::vector<PeerLink> link
 }
 
 PeerGroup::~PeerGroup() {
+  // In a failed job nobody leaves of its own accord: the store says why the links end, and a message of leaving that came
+  // before its verdict would become the verdict.
+  if (job_->failed()) return;
   for (Peer& peer : peers_) {
     Message leave{};
     leave.magic = kWireMagic;
