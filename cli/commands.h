@@ -11,6 +11,7 @@ namespace zeroplan {
 
 inline constexpr int kDone = 0;
 inline constexpr int kNothingFits = 1;
+inline constexpr int kRegression = 1;  // validate --against
 inline constexpr int kBadInput = 2;
 inline constexpr int kDeviceFailed = 3;
 inline constexpr int kBug = 70;

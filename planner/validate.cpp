@@ -9,6 +9,7 @@
 
 #include "models/error.h"
 #include "planner/row_values.h"
+#include "planner/validate_earlier.h"
 #include "planner/validate_memory.h"
 #include "planner/validate_rows.h"
 
@@ -304,7 +305,7 @@ std::string validation_text(const Validation& validation) {
          reasons_text("Fits or not: no verdict", validation.no_verdict);
 }
 
-std::string validation_json(const Validation& validation) {
+std::string validation_json(const Validation& validation, const EarlierComparison* earlier) {
   using Json = nlohmann::ordered_json;
   Json root;
   root["schema"] = 1;
@@ -370,6 +371,18 @@ std::string validation_json(const Validation& validation) {
                                       {"called_too_large", table.called_too_large},
                                       {"out_of_memory", table.out_of_memory},
                                       {"called_fitting", table.called_fitting}});
+  }
+  if (earlier != nullptr) {
+    root["regressions"] = Json::array();
+    for (const Regression& each : earlier->regressions) {
+      root["regressions"].push_back({{"source", each.source},
+                                     {"quantity", each.quantity},
+                                     {"group", each.group},
+                                     {"figure", each.figure},
+                                     {"earlier", each.earlier},
+                                     {"now", each.now}});
+    }
+    root["not_compared"] = earlier->not_compared;
   }
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";  // rows may hold any bytes
 }

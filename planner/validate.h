@@ -110,7 +110,9 @@ void validate_rows(std::string_view text, const std::string& name, Validation& v
 
 /// Tables for people.
 std::string validation_text(const Validation& validation);
-/// {"schema": 1, "rows", "tables": [...], "unpredicted": [...], "verdicts": {...}}; errors in percent.
-std::string validation_json(const Validation& validation);
+struct EarlierComparison;  // planner/validate_earlier.h
+/// {"schema": 1, "rows", "tables": [...], "unpredicted": [...], "verdicts": {...}}; errors in percent. With a
+/// comparison also "regressions" and "not_compared".
+std::string validation_json(const Validation& validation, const EarlierComparison* earlier = nullptr);
 
 }  // namespace zeroplan
