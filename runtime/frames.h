@@ -14,9 +14,10 @@ namespace zeroplan {
 static_assert(std::endian::native == std::endian::little);
 
 inline constexpr std::uint32_t kWireMagic = 0x4e4c505a;  // "ZPLN"
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
 
-enum class FrameType : std::uint16_t { hello, welcome, exchange, texts, failure, beat, goodbye };
+/// A failure is a reason of the sender's own; a symptom may be what another rank's failure looks like from the sender.
+enum class FrameType : std::uint16_t { hello, welcome, exchange, texts, failure, beat, goodbye, symptom };
 
 struct Frame {
   FrameType type = FrameType::beat;

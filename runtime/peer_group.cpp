@@ -21,8 +21,8 @@ PeerGroup::PeerGroup(std::shared_ptr<ProcessJob> job, std::vector<PeerLink> link
 }
 
 PeerGroup::~PeerGroup() {
-  // In a failed job nobody leaves of its own accord: the store says why the links end, and a message of leaving that came
-  // before its verdict would become the verdict.
+  // In a failed job nobody leaves of its own accord: the store says why the links end, and a message of leaving that
+  // came before its verdict would become the verdict.
   if (job_->failed()) return;
   for (Peer& peer : peers_) {
     Message leave{};
@@ -125,14 +125,14 @@ void PeerGroup::wait(Clock::time_point deadline) {
     fds.push_back({peer.link.socket.value(), static_cast<short>((out ? POLLOUT : 0) | (in ? POLLIN : 0)), 0});
     missing.push_back(peer.link.rank);
   }
-  if (poll(fds.data(), fds.size(), poll_time(deadline)) < 0 && errno != EINTR) {
-    throw DeviceError("poll failed: " + error_text(errno));
-  }
+  const int ready = poll(fds.data(), fds.size(), poll_time(deadline));
+  if (ready < 0 && errno != EINTR) throw DeviceError("poll failed: " + error_text(errno));
   if (fds[0].revents != 0) job_->throw_failure();
-  if (Clock::now() < deadline) return;
+  // What came while this process did not run is no time-out.
+  if (ready > 0 || Clock::now() < deadline) return;
   const double limit = std::chrono::duration<double>(job_->options().wait_limit).count();
-  job_->report(fmt::format("rank {} waited {:.3g} s in {} ({}) for {}", rank(), limit, describe(call_), where(),
-                           name_ranks(missing)));
+  job_->report_symptom(fmt::format("rank {} waited {:.3g} s in {} ({}) for {}", rank(), limit, describe(call_), where(),
+                                   name_ranks(missing)));
 }
 
 bool PeerGroup::send_pending(const Peer& peer) const {
@@ -199,7 +199,8 @@ void PeerGroup::check(const Peer& peer) {
   const int other = peer.link.rank;
   if (in.magic != kWireMagic) job_->report(fmt::format("rank {} sent rank {} what is no message", other, rank()));
   if (in.type == Message::Type::leave) {
-    job_->report(fmt::format("rank {} left while rank {} waited in {} ({})", other, rank(), describe(call_), where()));
+    job_->report_symptom(
+        fmt::format("rank {} left while rank {} waited in {} ({})", other, rank(), describe(call_), where()));
   }
   const CollectiveCall call{in.kind, in.dtype, in.count};
   if (in.call != calls_ || !(call == call_)) {

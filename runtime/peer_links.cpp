@@ -52,7 +52,7 @@ bool shares_host(const ProcessJob& job, int rank) {
 void check_time(ProcessJob& job, Deadline deadline, int rank) {
   if (job.failed()) job.throw_failure();
   if (std::chrono::steady_clock::now() < deadline) return;
-  job.report(fmt::format("rank {} could not connect to rank {} in time", job.rank(), rank));
+  job.report_symptom(fmt::format("rank {} could not connect to rank {} in time", job.rank(), rank));
 }
 
 PeerLink connect_to(ProcessJob& job, int rank, std::int64_t creation, Deadline deadline) {
@@ -166,7 +166,7 @@ void report_lost(ProcessJob& job, int rank, const std::string& doing, int error)
   // A killed rank's connections end all at once: the store says which rank it was, the same to everybody.
   constexpr auto kStoreLimit = 1000ms;
   if (job.wait_failed(kStoreLimit)) job.throw_failure();
-  job.report(
+  job.report_symptom(
       fmt::format("rank {} lost its connection to rank {} in {}: {}", job.rank(), rank, doing, error_text(error)));
 }
 

@@ -16,8 +16,8 @@ namespace zeroplan {
 /// Where other ranks reach this one.
 class PeerListener {
  public:
-  /// A TCP port on every address, or only on the loopback address when that is given.
-  explicit PeerListener(const std::string& loopback) : tcp_(listen_tcp(0, loopback)) {}
+  /// Takes a TCP port on every address, or only on the loopback address when that is given.
+  void listen(const std::string& loopback) { tcp_ = listen_tcp(0, loopback); }
   /// A Unix socket beside it, once the job's token is known.
   void listen_locally(const ProcessJob& job);
 

@@ -150,9 +150,10 @@ std::string host_identity() {
 class ProcessWorld final : public World {
  public:
   explicit ProcessWorld(const ProcessWorldOptions& options)
-      : listener_(loopback_of(options.store_address)),
-        job_(std::make_shared<ProcessJob>(
-            options, PeerInfo{options.host.empty() ? host_identity() : options.host, "", port_of(listener_.tcp())})) {
+      : job_(std::make_shared<ProcessJob>(options, [&] {
+          listener_.listen(loopback_of(options.store_address));
+          return PeerInfo{options.host.empty() ? host_identity() : options.host, "", port_of(listener_.tcp())};
+        })) {
     if (options.transport == ProcessWorldOptions::Transport::automatic) listener_.listen_locally(*job_);
   }
 

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kVerdictLimit = 2000ms;  // the store answers at once; a report that is lost ends the job here anyhow
+constexpr auto kVerdictLimit = 2000ms;  // beyond the time in which a dead store is found; the store answers at once
 constexpr auto kGoodbyeLimit = 1000ms;
 
 double seconds(std::chrono::milliseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -36,7 +36,7 @@ void check(const ProcessWorldOptions& options) {
 
 }  // namespace
 
-ProcessJob::ProcessJob(const ProcessWorldOptions& options, PeerInfo info) : options_(options), info_(std::move(info)) {
+ProcessJob::ProcessJob(const ProcessWorldOptions& options, const std::function<PeerInfo()>& info) : options_(options) {
   check(options_);
   try {
     if (options_.rank == 0) {
@@ -44,7 +44,7 @@ ProcessJob::ProcessJob(const ProcessWorldOptions& options, PeerInfo info) : opti
                                               StoreOptions{options_.size, options_.job_key, options_.wait_limit,
                                                            options_.connect_limit, options_.silence_limit});
     }
-    connect();
+    connect(info);
     std::unique_lock lock(mutex_);
     // The store names who is missing; the time on top is for its answer to come.
     const auto limit = options_.connect_limit + options_.silence_limit;
@@ -80,7 +80,7 @@ void ProcessJob::stop() noexcept {
   store_.reset();
 }
 
-void ProcessJob::connect() {
+void ProcessJob::connect(const std::function<PeerInfo()>& info) {
   const std::string loopback = loopback_of(options_.store_address);
   // Rank 0 may not reach itself by the name that others use.
   const std::string host = rank() > 0 ? options_.store_address : loopback.empty() ? "127.0.0.1" : loopback;
@@ -96,9 +96,10 @@ void ProcessJob::connect() {
   }
   socket_ = std::move(connected.socket);
   store_host_ = peer_host(socket_.value());
-  info_.address = own_host(socket_.value());
+  Hello hello{options_.job_key, size(), rank(), info()};
+  hello.info.address = own_host(socket_.value());
   heard_ = last_turn_ = last_beat_ = Clock::now();
-  send(encode_frame(FrameType::hello, encode_hello({options_.job_key, size(), rank(), info_})));
+  send(encode_frame(FrameType::hello, encode_hello(hello)));
   thread_ = std::thread([this] { listen(); });
 }
 
@@ -165,6 +166,7 @@ void ProcessJob::handle(const Frame& frame) {
     case FrameType::hello:
     case FrameType::exchange:
     case FrameType::goodbye:
+    case FrameType::symptom:
       return lose_store("sent what only ranks send");
   }
 }
@@ -251,7 +253,7 @@ std::vector<std::string> ProcessJob::exchange(CallKind kind, const std::string& 
   }
   lock.unlock();
   if (answered) throw_failure();
-  report(
+  report_symptom(
       fmt::format("rank {} waited {:.3g} s for the store to answer in {}", rank(), seconds(limit), describe({kind})));
 }
 
@@ -272,6 +274,7 @@ void ProcessJob::fail(const std::string& reason) {
 }
 
 void ProcessJob::abort(const std::string& reason) noexcept {
+  if (failed()) return;  // for another reason, which was told
   try {
     const std::string text = fmt::format("rank {} aborted: {}", rank(), reason);
     send(encode_frame(FrameType::failure, BodyWriter().text(text).body()));
@@ -281,9 +284,9 @@ void ProcessJob::abort(const std::string& reason) noexcept {
   }
 }
 
-void ProcessJob::report(const std::string& reason) {
-  send(encode_frame(FrameType::failure, BodyWriter().text(reason).body()));
-  wait_failed(kVerdictLimit);
+void ProcessJob::report_as(FrameType type, const std::string& reason) {
+  send(encode_frame(type, BodyWriter().text(reason).body()));
+  wait_failed(options_.silence_limit + kVerdictLimit);
   fail(reason);
   throw_failure();
 }

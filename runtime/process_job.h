@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -20,9 +21,10 @@ class ProcessJob {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Meets all ranks; on rank 0 it also serves the store. `info` is what the others are told; an empty address becomes
-  /// this host's as the store sees it.
-  ProcessJob(const ProcessWorldOptions& options, PeerInfo info);
+  /// Meets all ranks; on rank 0 it also serves the store. `info` gives what the others are told, with this host's
+  /// address as the store sees it; it is asked once the store is reached: a port that a rank took before might be the
+  /// store's.
+  ProcessJob(const ProcessWorldOptions& options, const std::function<PeerInfo()>& info);
   ~ProcessJob();
   ProcessJob(const ProcessJob&) = delete;
   ProcessJob& operator=(const ProcessJob&) = delete;
@@ -41,15 +43,18 @@ class ProcessJob {
   /// A descriptor that is readable once the job has failed.
   int failure_event() const { return failure_event_.value(); }
   [[noreturn]] void throw_failure() const;
-  /// Ends the job for this rank at once, and tells the others. Never throws.
+  /// Ends the job for this rank at once, and tells the others; nothing after a failure. Never throws.
   void abort(const std::string& reason) noexcept;
   /// Tells the store, waits for its verdict, which is the same for all ranks and may be another reason, and throws it.
-  [[noreturn]] void report(const std::string& reason);
+  [[noreturn]] void report(const std::string& reason) { report_as(FrameType::failure, reason); }
+  /// Same, of what may follow from another rank's failure: a rank that left or does not come, a link that ended.
+  [[noreturn]] void report_symptom(const std::string& reason) { report_as(FrameType::symptom, reason); }
   /// Whether the job has failed by then.
   bool wait_failed(std::chrono::milliseconds limit);
 
  private:
-  void connect();
+  [[noreturn]] void report_as(FrameType type, const std::string& reason);
+  void connect(const std::function<PeerInfo()>& info);
   void stop() noexcept;
   void listen();
   void read_store();
@@ -62,7 +67,6 @@ class ProcessJob {
   void fail(const std::string& reason);
 
   const ProcessWorldOptions options_;
-  PeerInfo info_;
   std::unique_ptr<ProcessStore> store_;  // on rank 0
   std::string store_host_;               // numeric
   FileDescriptor socket_;

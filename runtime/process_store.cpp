@@ -71,6 +71,8 @@ void ProcessStore::serve() {
     try {
       poll_once();
       check_time();
+      settle();
+      clients_.remove_if([](const Client& client) { return !client.socket.is_open(); });
     } catch (const std::exception& error) {
       // Out of memory or descriptors: the job cannot go on, and everybody is told so as far as possible.
       fail(fmt::format("rank 0's store failed: {}", error.what()));
@@ -104,12 +106,9 @@ void ProcessStore::poll_once() {
   }
   // A rank that fails to leave must not hold up rank 0 for ever; after a failure there is nothing to wait for.
   if (fds[1].revents != 0) stop_by_ = Clock::now() + (failure_.empty() ? options_.wait_limit : last_words());
-  for (Client& client : clients_) {
-    read_client(client);
-    flush(client);
-  }
-  clients_.remove_if([](const Client& client) { return !client.socket.is_open(); });
-  if (fds[0].revents != 0) accept_clients();
+  if (fds[0].revents != 0) accept_clients();  // first: who came in time is read in time
+  read_all();
+  for (Client& client : clients_) flush(client);
 }
 
 void ProcessStore::accept_clients() {
@@ -120,6 +119,10 @@ void ProcessStore::accept_clients() {
     client.socket = std::move(socket);
     client.heard = Clock::now();
   }
+}
+
+void ProcessStore::read_all() {
+  for (Client& client : clients_) read_client(client);
 }
 
 void ProcessStore::read_client(Client& client) {
@@ -140,10 +143,12 @@ void ProcessStore::flush(Client& client) {
   while (client.socket.is_open() && !client.out.empty()) {
     iovec part{client.out.data(), client.out.size()};
     const IoResult result = send_some(client.socket.value(), {&part, 1});
-    if (result.state == IoResult::State::closed) return drop(client);
-    if (result.state == IoResult::State::would_block) return;
+    // Its last words may say why: whoever reads finds the end.
+    if (result.state == IoResult::State::closed) client.out.clear();
+    if (result.state != IoResult::State::moved) break;
     client.out.erase(0, result.bytes);
   }
+  if (!client.out.empty()) return;
   if (!client.closing) return;
   if (client.rank >= 0) ranks_[static_cast<std::size_t>(client.rank)].client = nullptr;
   client.socket.close();
@@ -156,7 +161,9 @@ void ProcessStore::drop(Client& client) {
   Rank& rank = ranks_[static_cast<std::size_t>(client.rank)];
   rank.client = nullptr;
   if (!rank.left) {
-    fail(fmt::format("rank {} ended without leaving (its connection closed: killed, crashed or cut off)", client.rank));
+    judge(
+        Evidence::end,
+        fmt::format("rank {} ended without leaving (its connection closed: killed, crashed or cut off)", client.rank));
   }
 }
 
@@ -170,7 +177,9 @@ void ProcessStore::handle(Client& client, const Frame& frame) {
     case FrameType::exchange:
       return take_text(client, frame);
     case FrameType::failure:
-      return fail(BodyReader(frame.body).text());
+      return judge(Evidence::cause, BodyReader(frame.body).text());
+    case FrameType::symptom:
+      return judge(Evidence::symptom, BodyReader(frame.body).text());
     case FrameType::goodbye:
       ranks_[static_cast<std::size_t>(client.rank)].left = true;
       client.closing = true;
@@ -331,12 +340,13 @@ void ProcessStore::check_exchange() {
   const std::string call = describe({ranks_[static_cast<std::size_t>(waiting)].text->first});
   const auto gone = ranks_where([](const Rank& rank) { return rank.left && !rank.text; });
   if (!gone.empty()) {
-    return fail(fmt::format("{} left while rank {} waited in {} ({})", name_ranks(gone), waiting, call, where()));
+    return judge(Evidence::symptom,
+                 fmt::format("{} left while rank {} waited in {} ({})", name_ranks(gone), waiting, call, where()));
   }
   if (Clock::now() < first_text_ + options_.wait_limit) return;
   const auto missing = ranks_where([](const Rank& rank) { return !rank.text; });
-  fail(fmt::format("rank {} waited {:.3g} s in {} ({}) for {}", waiting, seconds(options_.wait_limit), call, where(),
-                   name_ranks(missing)));
+  judge(Evidence::symptom, fmt::format("rank {} waited {:.3g} s in {} ({}) for {}", waiting,
+                                       seconds(options_.wait_limit), call, where(), name_ranks(missing)));
 }
 
 void ProcessStore::beat() {
@@ -347,6 +357,20 @@ void ProcessStore::beat() {
     // What waits in `out` will be heard as well; a stopped rank must not pile up beats.
     if (client.rank >= 0 && client.out.empty()) send(client, encode_frame(FrameType::beat));
   }
+}
+
+void ProcessStore::judge(Evidence evidence, const std::string& reason) {
+  if (evidence == Evidence::cause) return fail(reason);
+  if (!suspicion_ || evidence > suspicion_->first) suspicion_.emplace(evidence, reason);
+}
+
+/// A symptom was sent after the cause that it follows from, which therefore has come too, but perhaps from a client
+/// that was read before: everybody is read once more.
+void ProcessStore::settle() {
+  if (!suspicion_) return;
+  if (failure_.empty()) read_all();
+  fail(suspicion_->second);
+  suspicion_.reset();
 }
 
 void ProcessStore::fail(const std::string& reason) {

@@ -1,7 +1,7 @@
 #pragma once
 // The meeting point of a job of processes, served by rank 0: ranks say hello, learn each other's addresses, exchange
 // small texts, and hear of the first failure. It judges: a rank whose connection ends without goodbye, or that is
-// silent too long, ends the job.
+// silent too long, ends the job. Of what it knows by then the cause is told, not what follows from it.
 
 #include <chrono>
 #include <list>
@@ -67,11 +67,16 @@ class ProcessStore {
     std::optional<std::pair<CallKind, std::string>> text;  // of the exchange in progress
   };
 
+  /// What a reason of failure rests on, weakest first: what may follow from another rank's failure, the end of a rank's
+  /// connection, what cannot follow from anything.
+  enum class Evidence { symptom, end, cause };
+
   void serve();
   bool finished();
   std::chrono::milliseconds last_words() const;
   void poll_once();
   void accept_clients();
+  void read_all();
   void read_client(Client& client);
   void flush(Client& client);
   void drop(Client& client);
@@ -86,6 +91,8 @@ class ProcessStore {
   void check_formation();
   void check_exchange();
   void beat();
+  void judge(Evidence evidence, const std::string& reason);
+  void settle();
   void fail(const std::string& reason);
   void send(Client& client, const std::string& bytes);
   std::string where() const;
@@ -99,7 +106,8 @@ class ProcessStore {
   bool welcomed_ = false;
   int hellos_ = 0;
   std::string failure_;
-  std::string stranger_;  // the last connection refused for what it said
+  std::optional<std::pair<Evidence, std::string>> suspicion_;  // for settle()
+  std::string stranger_;                                       // the last connection refused for what it said
   std::int64_t exchanges_ = 0;
   int texts_ = 0;
   Clock::time_point first_text_, begin_, last_beat_, last_turn_;

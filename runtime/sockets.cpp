@@ -220,6 +220,10 @@ Connected connect_tcp(const std::string& host, int port, Deadline deadline, int 
         }
       }
     }
+    // A port of this host that nobody listens on may be given to the socket itself, which then meets itself.
+    if (error == 0 && port_of(socket.value()) == port && own_host(socket.value()) == peer_host(socket.value())) {
+      error = ECONNREFUSED;
+    }
     if (error == 0) {
       set_option(socket.value(), IPPROTO_TCP, TCP_NODELAY, 1);
       return {std::move(socket), {}};

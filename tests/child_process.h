@@ -15,8 +15,8 @@
 
 namespace zeroplan::tests {
 
-/// What `body` returned, or the text of its exception; "exit N" or "signal N" if it ended otherwise. After 60 s the
-/// child ends by SIGALRM. The child writes nothing on the terminal.
+/// What `body` returned, or the text of its exception; "exit N" or "signal N" if it ended otherwise. After 240 s the
+/// child ends by SIGALRM, a guard against hangs. The child writes nothing on the terminal.
 inline std::string in_child(const std::function<std::string()>& body) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("pipe");
@@ -24,7 +24,7 @@ inline std::string in_child(const std::function<std::string()>& body) {
   if (child < 0) throw std::runtime_error("fork");
   if (child == 0) {
     close(ends[0]);
-    alarm(60);
+    alarm(240);
     // Catch2's handlers would report the parent's test as failed.
     for (const int number : {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE, SIGTERM}) std::signal(number, SIG_DFL);
     if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(99);

@@ -1,5 +1,6 @@
 // Collectives between threads: bits against a naive loop, channels side by side, and every way in which a job ends.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -176,6 +177,7 @@ TEST_CASE("channels of one rank run side by side") {
 
 TEST_CASE("every rank gets everybody's text, and the time at which the last came") {
   std::atomic<int> wrong = 0;
+  std::array<Communicator::Clock::time_point, 3> begins;
   const auto errors = on_every_rank(make_thread_worlds(3), [&](World& world) {
     for (int i = 0; i < 200; ++i) {
       const std::string mark = std::to_string(i) + "/";
@@ -183,11 +185,11 @@ TEST_CASE("every rank gets everybody's text, and the time at which the last came
       if (texts != std::vector<std::string>{mark + "0", mark + "1", mark + "2"}) ++wrong;
     }
     const auto communicator = of_all(world);
-    const auto begin = Communicator::Clock::now();
     if (world.rank() == 1) std::this_thread::sleep_for(50ms);
+    begins[static_cast<std::size_t>(world.rank())] = Communicator::Clock::now();
     std::array<float, 3> values{};
     const auto came = communicator->all_reduce(view(values));
-    if (came > Communicator::Clock::now() || (world.rank() != 1 && came < begin + 30ms)) ++wrong;
+    if (came > Communicator::Clock::now() || came < std::ranges::max(begins)) ++wrong;
   });
   CHECK(errors == std::vector<std::string>(3));
   CHECK(wrong == 0);
@@ -253,7 +255,7 @@ TEST_CASE("groups on which the ranks disagree are named on every rank") {
 }
 
 TEST_CASE("an abort ends waiting and later calls, and names the rank and its reason") {
-  const double seconds = seconds_of([] {
+  const double seconds = seconds_of([] {  // the limit of a wait is 60
     const auto errors = on_every_rank(make_thread_worlds(4), [](World& world) {
       const auto first = of_all(world, 0), second = of_all(world, 1);
       std::array<float, 4> values{};
@@ -269,7 +271,7 @@ TEST_CASE("an abort ends waiting and later calls, and names the rank and its rea
     });
     for (const std::string& error : errors) CHECK_THAT(error, HasText("rank 3 aborted: disk full"));
   });
-  CHECK(seconds < 5);
+  CHECK(seconds < 40);
 }
 
 TEST_CASE("a rank that leaves ends the calls that need it, and no others") {
@@ -291,14 +293,21 @@ TEST_CASE("a rank that leaves ends the calls that need it, and no others") {
 }
 
 TEST_CASE("a call that waits too long names who is missing") {
-  const auto errors = on_every_rank(make_thread_worlds(4, 100ms), [&](World& world) {
+  std::atomic<bool> gave_up = false;
+  const auto errors = on_every_rank(make_thread_worlds(4, 2s), [&](World& world) {
     const auto communicator = of_all(world);
     std::array<float, 4> values{};
-    if (world.rank() % 2 == 1) std::this_thread::sleep_for(300ms);
-    communicator->all_reduce(view(values));
+    if (world.rank() % 2 == 1) gave_up.wait(false);  // the others call, and nobody comes
+    try {
+      communicator->all_reduce(view(values));
+    } catch (const DeviceError&) {
+      gave_up = true;
+      gave_up.notify_all();
+      throw;
+    }
   });
   for (const std::string& error : errors) {
-    CHECK_THAT(error, HasText("waited 0.1 s in all_reduce of 4 x fp32"));
+    CHECK_THAT(error, HasText("waited 2 s in all_reduce of 4 x fp32"));
     CHECK_THAT(error, HasText("for ranks 1 and 3"));
   }
 }

@@ -89,6 +89,13 @@ TEST_CASE("thousands of small calls, and channels side by side") {
 }
 
 TEST_CASE("every process gets everybody's text, and the time at which the last came") {
+  bool ip6 = true;
+  try {
+    listen_tcp(0, "::1");
+  } catch (const DeviceError&) {
+    ip6 = false;
+    WARN("no IPv6 here: 127.0.0.1 instead of ::1");
+  }
   const Outcome outcome = on_every_process(
       3,
       [](World& world) -> std::string {
@@ -98,14 +105,19 @@ TEST_CASE("every process gets everybody's text, and the time at which the last c
           if (texts != std::vector<std::string>{mark + "0", mark + "1", mark + "2"}) return "wrong texts";
         }
         const auto communicator = of_all(world);
-        const auto begin = Clock::now();
         if (world.rank() == 1) std::this_thread::sleep_for(50ms);
+        const auto begin = Clock::now();
         std::array<float, 3> values{};
         const auto came = communicator->all_reduce(view(values));
-        const bool right = came <= Clock::now() && (world.rank() == 1 || came >= begin + 30ms);
+        bool right = came <= Clock::now();
+        // One host has one clock.
+        for (const std::string& theirs : world.exchange(std::to_string(begin.time_since_epoch().count())))
+          right = right && came.time_since_epoch().count() >= std::stoll(theirs);
         return right ? "" : "wrong time";
       },
-      [](ProcessWorldOptions& options) { options.store_address = "::1"; });
+      [&](ProcessWorldOptions& options) {
+        if (ip6) options.store_address = "::1";
+      });
   CHECK(outcome.ended);
   CHECK(outcome.texts == nothing(3));
 }

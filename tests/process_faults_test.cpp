@@ -1,5 +1,6 @@
 // Every way in which a job of processes ends, or does not form: all ranks hear the same reason, in time.
 
+#include <fmt/format.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -28,6 +29,16 @@ void cut_links(int store_port) {
   }
 }
 
+/// A connection with the store, once it listens.
+Connected connect_soon(int port) {
+  Connected connected = connect_tcp("127.0.0.1", port, Clock::now() + kFarLimit, -1);
+  while (!connected.socket.is_open()) {
+    std::this_thread::sleep_for(5ms);
+    connected = connect_tcp("127.0.0.1", port, Clock::now() + kFarLimit, -1);
+  }
+  return connected;
+}
+
 }  // namespace
 
 TEST_CASE("a killed process ends the job everywhere and is named") {
@@ -49,7 +60,7 @@ TEST_CASE("a killed process ends the job everywhere and is named") {
     });
     check_all(outcome, victim == 0 ? "rank 0, which serves the store at 127.0.0.1" : "rank 2 ended without leaving",
               {static_cast<std::size_t>(victim)});
-    CHECK(outcome.seconds < 8);
+    CHECK(outcome.seconds < kNotByLimit);
   }
 }
 
@@ -63,28 +74,28 @@ TEST_CASE("a stopped process ends the job everywhere and is named") {
           reduce_for_ever(*communicator);
           return "";
         },
-        [](ProcessWorldOptions& options) { options.silence_limit = 1s; }, {static_cast<std::size_t>(victim)});
+        [](ProcessWorldOptions& options) { options.silence_limit = 2s; }, {static_cast<std::size_t>(victim)});
     check_all(outcome, "has been silent", {static_cast<std::size_t>(victim)});
     check_all(outcome, victim == 0 ? "rank 0, which serves" : "rank 1 has", {static_cast<std::size_t>(victim)});
-    CHECK(outcome.seconds < 8);
+    CHECK(outcome.seconds < kNotByLimit);
   }
 }
 
 TEST_CASE("a cut connection ends the job everywhere and is named") {
-  const int port = free_port();
+  const ReservedPort port;
   const Outcome outcome = on_every_process(
       3,
       [&](World& world) -> std::string {
         const auto communicator = of_all(world);
         std::array<float, 4> values{};
         communicator->all_reduce(view(values));
-        if (world.rank() == 1) cut_links(port);
+        if (world.rank() == 1) cut_links(port.number());
         reduce_for_ever(*communicator);
         return "";
       },
       [&](ProcessWorldOptions& options) {
         options.transport = Transport::tcp;
-        options.store_port = port;
+        options.store_port = port.number();
       });
   check_all(outcome, "lost its connection to rank");
   check_all(outcome, outcome.texts[0]);  // one reason
@@ -130,26 +141,34 @@ TEST_CASE("a process that leaves ends the calls that need it, and no others") {
 }
 
 TEST_CASE("a call that waits too long names the processes that are missing") {
-  const auto short_wait = [](ProcessWorldOptions& options) { options.wait_limit = 200ms; };
+  const auto short_wait = [](ProcessWorldOptions& options) { options.wait_limit = 2s; };
+  // Some ranks call, the others not before those have given up.
+  const auto late = [](Gate& gave_up, bool calls, const std::function<std::string()>& call) {
+    if (!calls) gave_up.wait();
+    try {
+      return call();
+    } catch (...) {
+      gave_up.open();
+      throw;
+    }
+  };
+  Gate collective_failed, text_failed;
   const Outcome collective = on_every_process(
       4,
-      [](World& world) -> std::string {
+      [&](World& world) {
         const auto communicator = of_all(world);
-        if (world.rank() % 2 == 1) std::this_thread::sleep_for(600ms);
-        reduce_for_ever(*communicator);
-        return "";
+        return late(collective_failed, world.rank() % 2 == 0, [&]() -> std::string {
+          reduce_for_ever(*communicator);
+          return "";
+        });
       },
       short_wait);
   check_all(collective,
-            "waited 0.2 s in all_reduce of 4 x fp32 (channel 0 of ranks 0, 1, 2 and 3, call 0) for ranks 1 and 3");
+            "waited 2 s in all_reduce of 4 x fp32 (channel 0 of ranks 0, 1, 2 and 3, call 0) for ranks 1 and 3");
   const Outcome text = on_every_process(
-      3,
-      [](World& world) -> std::string {
-        if (world.rank() != 1) std::this_thread::sleep_for(600ms);
-        return world.exchange("")[0];
-      },
+      3, [&](World& world) { return late(text_failed, world.rank() == 1, [&] { return world.exchange("")[0]; }); },
       short_wait);
-  check_all(text, "rank 1 waited 0.2 s in exchange (all ranks, call 0) for ranks 0 and 2");
+  check_all(text, "rank 1 waited 2 s in exchange (all ranks, call 0) for ranks 0 and 2");
 }
 
 TEST_CASE("processes whose calls differ are named with both calls") {
@@ -195,19 +214,18 @@ TEST_CASE("a job whose ranks do not fit together does not form, and every rank h
 }
 
 TEST_CASE("who speaks something else is turned away; a missing rank's error tells of it") {
-  const int port = free_port();
+  const ReservedPort port;
   const Options adjust = [&](ProcessWorldOptions& options) {
     options.size = 3;
-    options.store_port = port;
-    options.connect_limit = 700ms;
+    options.store_port = port.number();
+    options.connect_limit = 3s;
   };
   Child browser = start([&] {
-    Connected connected;
-    while (!connected.socket.is_open()) connected = connect_tcp("127.0.0.1", port, Clock::now() + 1s, -1);
+    const Connected connected = connect_soon(port.number());
     std::string request = "GET / HTTP/1.1\r\n\r\n";
     iovec part{request.data(), request.size()};
     send_some(connected.socket.value(), {&part, 1});
-    wait_for(connected.socket.value(), POLLIN, -1, Clock::now() + 5s);
+    wait_for(connected.socket.value(), POLLIN, -1, Clock::now() + kFarLimit);
     const IoResult result = receive_some(connected.socket.value(), request.data(), request.size());
     return std::string(result.state == IoResult::State::closed ? "turned away" : "served");
   });
@@ -215,39 +233,38 @@ TEST_CASE("who speaks something else is turned away; a missing rank's error tell
       2, [](World&) -> std::string { return "formed"; }, adjust);
   std::vector<Child> browsers;
   browsers.push_back(std::move(browser));
-  CHECK(finish(browsers, 5s));
+  CHECK(finish(browsers, kFarLimit));
   CHECK(browsers[0].text == "turned away");
-  check_all(outcome, "rank 2 did not come within 0.7 s; a process on 127.0.0.1 came that does not speak our protocol");
+  check_all(outcome, "rank 2 did not come within 3 s; a process on 127.0.0.1 came that does not speak our protocol");
 }
 
 TEST_CASE("another protocol version, a taken port and a store that is not there are named") {
-  const int port = free_port();
+  const ReservedPort port;
   const Outcome version = on_every_process(
       2, [](World&) -> std::string { return "formed"; },
       [&](ProcessWorldOptions& options) {
-        options.store_port = port;
+        options.store_port = port.number();
         if (options.rank == 0) return;
-        Connected connected;
-        while (!connected.socket.is_open()) connected = connect_tcp("127.0.0.1", port, Clock::now() + 1s, -1);
+        const Connected connected = connect_soon(port.number());
         std::string hello = encode_frame(FrameType::hello);
         hello[4] = 9;  // the version
         iovec part{hello.data(), hello.size()};
         send_some(connected.socket.value(), {&part, 1});
-        wait_for(connected.socket.value(), POLLIN, -1, Clock::now() + 5s);
+        wait_for(connected.socket.value(), POLLIN, -1, Clock::now() + kFarLimit);
         std::string answer(1000, ' ');
         answer.resize(receive_some(connected.socket.value(), answer.data(), answer.size()).bytes);
         FrameReader reader(answer.size());
         reader.append(answer);
         throw DeviceError(BodyReader(reader.next().value().body).text());
       });
-  check_all(version, "speaks version 9 of the protocol, rank 0 version 1");
+  check_all(version, fmt::format("speaks version 9 of the protocol, rank 0 version {}", kWireVersion));
 
   const FileDescriptor taken = listen_tcp(0, "127.0.0.1");
   ProcessWorldOptions options;
   options.store_port = port_of(taken.value());
   CHECK_THROWS_WITH(make_process_world(options),
                     HasText("rank 0's store: cannot listen on port") && HasText("Address already in use"));
-  options.store_port = free_port();
+  options.store_port = port.number();
   options.size = 2;
   options.rank = 1;
   options.connect_limit = 200ms;

@@ -2,10 +2,89 @@
 
 #include "runtime/process_store.h"
 
+#include <fmt/format.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/child_process.h"
 #include "tests/process_support.h"
 
 using namespace zeroplan;
 using namespace zeroplan::tests;
+
+namespace {
+
+/// A store in a process of its own, and three ranks' connections with it, in their order.
+class StoreOfThree {
+ public:
+  StoreOfThree() {
+    FileDescriptor listener = listen_tcp(0, "127.0.0.1");
+    const int port = port_of(listener.value());
+    children_.push_back(start([&]() -> std::string {
+      const ProcessStore store(std::move(listener), {3, "key", kFarLimit, kFarLimit, kFarLimit});
+      return "";
+    }));
+    listener.close();
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks_.push_back(connect_tcp("127.0.0.1", port, Clock::now() + kFarLimit, -1).socket);
+      REQUIRE(ranks_.back().is_open());
+      send(rank, FrameType::hello, encode_hello({"key", 3, rank, {"h", "", 1}}));
+    }
+    for (int rank = 0; rank < 3; ++rank) REQUIRE(wait_for(socket(rank), POLLIN, -1, Clock::now() + kFarLimit));
+  }
+  ~StoreOfThree() {
+    ranks_.clear();
+    finish(children_, kFarLimit);
+  }
+
+  void send(int rank, FrameType type, const std::string& body = {}) {
+    std::string bytes = encode_frame(type, body);
+    iovec part{bytes.data(), bytes.size()};
+    CHECK(send_some(socket(rank), {&part, 1}).bytes == bytes.size());
+  }
+  void send(int rank, FrameType type, const char* text) { send(rank, type, BodyWriter().text(text).body()); }
+  void cut(int rank) { ranks_[static_cast<std::size_t>(rank)].close(); }
+  /// Nothing is read until go_on(): then all that has come is read in one turn, rank 0's first.
+  void stop() {
+    while (!asleep()) std::this_thread::sleep_for(1ms);  // not in the middle of a turn
+    kill(children_[0].pid, SIGSTOP);
+    REQUIRE(waitpid(children_[0].pid, nullptr, WUNTRACED) == children_[0].pid);
+  }
+  void go_on() { kill(children_[0].pid, SIGCONT); }
+  /// The reason of the failure that this rank is told.
+  std::string verdict(int rank) {
+    FrameReader frames(kLongestText);
+    while (wait_for(socket(rank), POLLIN, -1, Clock::now() + kFarLimit)) {
+      std::array<char, 4096> buffer;
+      const IoResult result = receive_some(socket(rank), buffer.data(), buffer.size());
+      if (result.state == IoResult::State::closed) break;
+      frames.append({buffer.data(), result.bytes});
+      while (const auto frame = frames.next())
+        if (frame->type == FrameType::failure) return BodyReader(frame->body).text();
+    }
+    return "no verdict";
+  }
+
+ private:
+  /// Whether all threads of the store's process wait for something.
+  bool asleep() const {
+    for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", children_[0].pid))) {
+      std::ifstream stat(task.path() / "stat");
+      std::string text((std::istreambuf_iterator<char>(stat)), {});
+      if (text.find(") S ") == std::string::npos) return false;
+    }
+    return true;
+  }
+  int socket(int rank) const { return ranks_[static_cast<std::size_t>(rank)].value(); }
+  std::vector<Child> children_;
+  std::vector<FileDescriptor> ranks_;
+};
+
+}  // namespace
 
 TEST_CASE("frames survive any cut, and what is no frame is told apart") {
   const std::string bytes = encode_frame(FrameType::exchange, BodyWriter().number(-5).text("abc").text("").body()) +
@@ -58,4 +137,67 @@ TEST_CASE("the store survives whatever is sent to it") {
     send_some(connected.socket.value(), {&part, 1});
     if (i % 5 == 0) wait_for(connected.socket.value(), POLLIN, -1, Clock::now() + 2ms);
   }
+}
+
+TEST_CASE("of all that the store has read the cause is told, not what follows from it, in whichever order it reads") {
+  using Send = std::function<void(StoreOfThree&)>;
+  const Send abort = [](StoreOfThree& it) { it.send(2, FrameType::failure, "rank 2 aborted: disk full"); };
+  const Send goodbye = [](StoreOfThree& it) { it.send(2, FrameType::goodbye); };
+  const Send cut_off = [](StoreOfThree& it) { it.cut(2); };  // it has not read its welcome: a reset
+  const Send symptom = [](StoreOfThree& it) { it.send(1, FrameType::symptom, "rank 1 lost its connection to rank 2"); };
+  const Send wait = [](StoreOfThree& it) {
+    it.send(0, FrameType::exchange, BodyWriter().number(static_cast<int>(CallKind::exchange)).text("").body());
+  };
+  const Send peer_leaves = [](StoreOfThree& it) { it.send(1, FrameType::goodbye); };
+  const Send peer_dies = [](StoreOfThree& it) { it.cut(1); };
+  struct Case {
+    std::vector<Send> sent;
+    std::string told;
+  };
+  const std::vector<Case> cases = {
+      {{abort, symptom}, "rank 2 aborted: disk full"},
+      {{abort, goodbye, symptom}, "rank 2 aborted: disk full"},
+      {{abort, goodbye, cut_off, symptom}, "rank 2 aborted: disk full"},
+      {{wait, abort, peer_leaves}, "rank 2 aborted: disk full"},
+      {{abort, peer_dies}, "rank 2 aborted: disk full"},
+      {{cut_off, symptom}, "rank 2 ended without leaving"},
+      {{wait, cut_off, symptom, peer_leaves}, "rank 2 ended without leaving"},
+      {{symptom}, "rank 1 lost its connection to rank 2"},
+      {{wait, peer_leaves}, "rank 1 left while rank 0 waited in exchange"},
+  };
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    CAPTURE(i);
+    StoreOfThree store;
+    store.stop();
+    for (const Send& send : cases[i].sent) send(store);
+    store.go_on();
+    CHECK_THAT(store.verdict(0), HasText(cases[i].told));
+  }
+}
+
+TEST_CASE("a connection does not meet itself where nobody listens") {
+  const std::string told = in_child([]() -> std::string {
+    if (unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWNET | CLONE_NEWUSER) != 0) return "not allowed";
+    const FileDescriptor any(socket(AF_INET, SOCK_DGRAM, 0));
+    ifreq loopback{};
+    loopback.ifr_name[0] = 'l';
+    loopback.ifr_name[1] = 'o';
+    loopback.ifr_flags = IFF_UP;
+    // Two ports alone are given to sockets that ask for none: one in two connections to the first meets itself.
+    std::ofstream range("/proc/sys/net/ipv4/ip_local_port_range");
+    if (ioctl(any.value(), SIOCSIFFLAGS, &loopback) != 0 || !(range << "40000 40001" << std::flush))
+      return "not allowed";
+    for (int i = 0; i < 100; ++i) {
+      const Connected connected = connect_tcp("127.0.0.1", 40000, Clock::now() + 1s, -1);
+      if (connected.socket.is_open()) return "met itself";
+      if (connected.error != "Connection refused" && connected.error != "Cannot assign requested address")
+        return connected.error;
+    }
+    return "refused";
+  });
+  if (told == "not allowed") {
+    WARN("no network namespaces here: skipped");
+    return;
+  }
+  CHECK(told == "refused");
 }
