@@ -53,10 +53,10 @@ std::optional<DirectIo> direct_io(int descriptor) {
 
 }  // namespace
 
-ScratchFile::ScratchFile(const ScratchFileOptions& options) : size_(options.size) {
+ScratchFile::ScratchFile(const ScratchFileOptions& options) : size_(options.size + 1) {
   try {
     create(options);
-    allocate(options.size);
+    allocate();
     if (options.direct) use_direct(options.largest_block);
   } catch (...) {
     if (named_ || options.keep) unlink(path_.c_str());
@@ -84,22 +84,22 @@ void ScratchFile::create(const ScratchFileOptions& options) {
   if (options.keep || unlink(path_.c_str()) == 0) named_ = false;
 }
 
-void ScratchFile::allocate(std::int64_t size) {
+void ScratchFile::allocate() {
   const std::optional<double> free = free_bytes(descriptor());
   const auto refuse = [&](const std::string& reason) {
-    throw DeviceError(fmt::format("{}: allocating {}: {}; {} free", path_, amount(static_cast<double>(size)), reason,
+    throw DeviceError(fmt::format("{}: allocating {}: {}; {} free", path_, amount(static_cast<double>(size_)), reason,
                                   free ? amount(*free) : "an unknown amount is"));
   };
   // Beyond this limit the system sends a signal that ends the process.
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-      static_cast<rlim_t>(size) > limit.rlim_cur)
+      static_cast<rlim_t>(size_) > limit.rlim_cur)
     refuse(fmt::format("the limit of a file (RLIMIT_FSIZE) is {} bytes", limit.rlim_cur));
   // A file system that finds out for itself has filled the disk by then, and others fail meanwhile.
-  if (free && static_cast<double>(size) > *free) refuse(std::strerror(ENOSPC));
+  if (free && static_cast<double>(size_) > *free) refuse(std::strerror(ENOSPC));
   int code = 0;
   do {
-    code = size > 0 ? posix_fallocate(descriptor(), 0, size) : 0;
+    code = posix_fallocate(descriptor(), 0, size_);
   } while (code == EINTR);
   if (code != 0) refuse(std::strerror(code));
 }

@@ -35,16 +35,17 @@ class ScratchFile {
   /// Of memory that direct I/O reads and writes; 1 without direct I/O.
   int memory_alignment() const { return memory_alignment_; }
   const std::vector<std::string>& notes() const { return notes_; }
-  /// Throws DeviceError if the file has been cut: a write makes it long again, and what lay between reads as zeros.
+  /// Throws DeviceError if the file has been cut. A write makes it long again, and what lay between reads as zeros; but
+  /// nobody writes the byte behind the last one asked for, so that a cut shows whatever is written after it.
   void check_whole() const;
 
  private:
   void create(const ScratchFileOptions& options);
-  void allocate(std::int64_t size);
+  void allocate();
   void use_direct(int largest_block);
 
   std::string path_;
-  std::int64_t size_ = 0;
+  std::int64_t size_ = 0;  // with the byte at the end
   FileDescriptor file_;
   bool named_ = false;  // still has its name, and should lose it
   bool direct_ = false;

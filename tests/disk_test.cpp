@@ -248,12 +248,31 @@ TEST_CASE("A read past a cut file is an error, not old data") {
     CHECK_THROWS_AS(file.read(0, 0, data), DeviceError);
     CHECK_THROWS_WITH(file.read(0, 0, data), HasText(file.path()) && HasText("the file ends here"));
     // A write behind the cut would make zeros of what lay between.
-    const std::string cut = file.path() + ": the file ends at byte 49152 of 102400: somebody cut it";
+    const std::string cut = file.path() + ": the file ends at byte 49152 of 102401: somebody cut it";
     CHECK_THROWS_WITH(file.write(0, 65'536, std::span<const std::byte>(data).first(4096)), HasText(cut));
     Data front(4096);
     CHECK_THROWS_WITH(file.read(0, 0, front), HasText(cut));
     CHECK(std::filesystem::file_size(file.path()) == 49'152);
   }
+}
+
+TEST_CASE("A cut shows though the file's last buffer is written at that moment") {
+  const TemporaryDirectory directory;
+  DiskOptions options = options_in(directory);
+  options.keep = true;
+  const std::vector<std::int64_t> sizes{8192, 8192};
+  std::string path;
+  DiskFile file(options, sizes, faulty([&](int) -> std::optional<Fault> {
+                  if (!path.empty()) std::filesystem::resize_file(path, 4096);  // after the file was looked at
+                  return std::nullopt;
+                }));
+  Data data(8192, std::byte{1});
+  file.write(0, 0, data);
+  path = file.path();
+  file.write(1, 0, data);
+  path.clear();
+  CHECK_THROWS_WITH(file.read(0, 0, data), HasText("the file ends at byte 16384 of 16385: somebody cut it"));
+  CHECK_THROWS_AS(file.write(0, 0, data), DeviceError);
 }
 
 TEST_CASE("A backend that fails itself ends its direction for good, and says so") {
