@@ -13,7 +13,7 @@ refused() {
   local part="$1" code lines
   shift
   ((total += 1))
-  timeout 120 "$zeroplan" "$@" >out 2>err </dev/null
+  timeout 600 "$zeroplan" "$@" >out 2>err </dev/null
   code=$?
   lines="$(wc -l <err)"
   if [[ -n "${ZEROPLAN_SHOW_MESSAGES:-}" ]]; then printf '%s\n    %s\n' "${*@Q}" "$(cut -c1-300 err)"; fi
@@ -176,7 +176,7 @@ refused 'odd/launch.sh' --model 7B --gpus 8xH100 --out odd/launch.sh/../plan.jso
 [[ -p odd/plan.json && "$(ls -A odd)" == plan.json ]] || { echo 'FAILED: a pipe was overwritten'; ((failed += 1)); }
 # A limit on the size of files, as of a full disk.
 ((total += 1))
-(ulimit -f 1 && timeout 120 "$zeroplan" --model 7B --gpus 8xH100 --out limited >out 2>err)
+(ulimit -f 1 && timeout 600 "$zeroplan" --model 7B --gpus 8xH100 --out limited >out 2>err)
 if (($? != 2)) || [[ -s out || -e limited ]] || ! grep -q 'expected room' err; then echo 'FAILED: ulimit -f'; ((failed += 1)); fi
 
 # Other commands.
@@ -223,21 +223,21 @@ refused 'other.csv:1' validate other.csv
 refused 'data/published' validate other.csv
 
 # A plan whose states this machine cannot hold would be killed half-way.
-timeout 120 "$zeroplan" --model 405B --gpus 8xH100 --nodes 16 --out enormous >out 2>err
+timeout 600 "$zeroplan" --model 405B --gpus 8xH100 --nodes 16 --out enormous >out 2>err
 refused 'enormous/plan.json' run enormous/plan.json --data synthetic --steps 1
 rm -rf enormous
 
 # stdout that takes nothing.
 if [[ -w /dev/full ]]; then
   ((total += 1))
-  timeout 120 "$zeroplan" models >/dev/full 2>err
+  timeout 600 "$zeroplan" models >/dev/full 2>err
   if (($? != 2)) || ! grep -q stdout err; then echo 'FAILED: /dev/full'; ((failed += 1)); fi
 fi
 ((total += 1))
-timeout 120 "$zeroplan" models >&- 2>err
+timeout 600 "$zeroplan" models >&- 2>err
 if (($? != 2)) || ! grep -q stdout err; then echo 'FAILED: closed stdout'; ((failed += 1)); fi
 ((total += 1))
-timeout 120 "$zeroplan" models 2>err | true
+timeout 600 "$zeroplan" models 2>err | true
 if ((PIPESTATUS[0] != 0)) || [[ -s err ]]; then echo 'FAILED: a reader that stops'; ((failed += 1)); fi
 
 printf '%d command lines, %d wrong\n' "$total" "$failed"

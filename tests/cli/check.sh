@@ -13,7 +13,7 @@ check() {
   local code="$1" out_part="$2" err_part="$3" got part
   shift 3
   ((total += 1))
-  timeout 120 "$zeroplan" check "$@" >out 2>err </dev/null
+  timeout 600 "$zeroplan" check "$@" >out 2>err </dev/null
   got=$?
   local bad=""
   ((got == code)) || bad="exit $got, wanted $code"
@@ -97,8 +97,8 @@ check 2 '' 'whole layers' "$good" "${small[@]}" --recompute selective
 check 2 '' 'the configuration says' "$good" "${small[@]}" --micro-batch 3
 check 2 '' '--seq-len' "$good" --seq-len 512
 check 2 '' '--margin' "$good" "${small[@]:0:4}" --fix --margin 3%
-timeout 120 "$zeroplan" check "$good" --model 70B --gpus 4xA100-80G --json >first.json
-timeout 120 "$zeroplan" check "$good" --model 70B --gpus 4xA100-80G --json >second.json
+timeout 600 "$zeroplan" check "$good" --model 70B --gpus 4xA100-80G --json >first.json
+timeout 600 "$zeroplan" check "$good" --model 70B --gpus 4xA100-80G --json >second.json
 ((total += 1))
 cmp -s first.json second.json || { echo 'FAILED: two predictions differ'; ((failed += 1)); }
 ((total += 1))

@@ -14,7 +14,7 @@ golden() {
   local name="$1" code
   shift
   ((total += 1))
-  timeout 120 "$zeroplan" "$@" >out 2>err </dev/null
+  timeout 600 "$zeroplan" "$@" >out 2>err </dev/null
   code=$?
   {
     printf '$ zeroplan %s\n' "$*"

@@ -16,7 +16,7 @@ expect() {
     ((failed += 1))
   fi
 }
-run() { timeout 120 "$zeroplan" "$@" >out 2>err </dev/null; }
+run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
 # refused PART ARGUMENT...: exit 2, nothing on stdout, PART in one line on stderr.
 refused() {
   local part="$1" code

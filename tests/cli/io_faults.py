@@ -3,12 +3,13 @@
 
 Faults are real ones, met by a file in use: its end is cut off (/proc/PID/fd), a limit of the file size appears
 (prlimit), a small tmpfs fills after a hole was punched into it, an ext4 goes down and answers EIO. Each ends every
-rank, threads or processes, with exit code 3, a named error, in under 10 s, and the checkpoint before it resumes.
+rank, threads or processes, with exit code 3 and a named error, at once (who waited for a rank that is gone would wait ten
+minutes), and the checkpoint before it resumes.
 What needs rights that this process lacks is skipped by name; exit 77 when nothing ran.
 """
 import ctypes, fcntl, json, os, pty, re, resource, shutil, socket, subprocess, sys, tempfile, threading, time
 
-LIMIT_S = 10
+LIMIT_S = 60  # of what takes less than a second when nobody else uses the machine
 program = os.path.realpath(sys.argv[1])
 checks = failures = faults = 0
 
@@ -28,7 +29,7 @@ def skip(what, why):
 
 def run(*arguments):
     return subprocess.run([program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, timeout=60)
+                          text=True, timeout=600)
 
 
 class Job:
@@ -39,9 +40,11 @@ class Job:
         self.text, self.step, self.ended = '', 0, None
         command = [program, 'run', plan, '--data', 'synthetic', '--steps', '100000000', '--nvme-dir', disk, '--checkpoint',
                    checkpoints, '--checkpoint-every', '100000000', '--resume']
-        with socket.socket() as s:
-            s.bind(('127.0.0.1', 0))
-            port = s.getsockname()[1] - 1  # the store listens on the next one
+        # The store listens on the port after MASTER_PORT. While this socket has it the system gives it to nobody else.
+        self.reserved = socket.socket()
+        self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved.bind(('', 0))
+        port = self.reserved.getsockname()[1] - 1
         self.processes = []
         main, terminal = pty.openpty()
         for rank in range(ranks if as_processes else 1):
@@ -69,7 +72,7 @@ class Job:
         os.close(main)
 
     def wait_step(self, step):
-        deadline = time.time() + 40
+        deadline = time.time() + 200
         while self.step < step and time.time() < deadline and all(p.poll() is None for p in self.processes):
             time.sleep(0.01)
         return self.step >= step
@@ -93,12 +96,13 @@ class Job:
         begin, codes = time.time(), []
         for p in self.processes:
             try:
-                codes.append(p.wait(timeout=max(0.1, begin + 3 * LIMIT_S - time.time())))
+                codes.append(p.wait(timeout=max(0.1, begin + 2 * LIMIT_S - time.time())))
             except subprocess.TimeoutExpired:
                 p.kill()
                 codes.append('hangs')
         seconds = time.time() - begin
         self.reader.join()
+        self.reserved.close()
         errors = [self.text.replace('\r', '\n')]
         errors += [open(f'err.{rank}').read() for rank in range(1, len(self.processes))]
         return codes, seconds, [[line for line in e.split('\n') if 'zeroplan: ' in line] for e in errors]
@@ -161,7 +165,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def fill_disk(job):
     """Gives the file's blocks back and takes them for another: writes then find no room."""
-    deadline = time.time() + 5
+    deadline = time.time() + LIMIT_S
     with open(job.scratch_file('mounted'), 'r+b') as scratch, open('mounted/filler', 'wb') as filler:
         size = ctypes.c_long(os.fstat(scratch.fileno()).st_size)
         while all(p.poll() is None for p in job.processes) and time.time() < deadline:

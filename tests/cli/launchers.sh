@@ -6,16 +6,16 @@
 set -uo pipefail
 zeroplan="$(realpath -- "${1:?the program}")"
 if [[ -z ${ZEROPLAN_INSIDE:-} ]]; then
-  work="$(mktemp -d)"
+  work="$(TMPDIR='' mktemp -d)"  # launchers take command lines apart at spaces
   trap 'rm -rf -- "$work"' EXIT
   export ZEROPLAN_INSIDE="$work"
   namespaces=(--mount --net --uts --pid --fork --kill-child --mount-proc)
   ((EUID == 0)) || namespaces+=(--user --map-root-user)
   unshare "${namespaces[@]}" true 2>/dev/null || namespaces=()
   if ((${#namespaces[@]})); then
-    timeout 240 unshare "${namespaces[@]}" bash -- "$0" "$zeroplan"
+    timeout 1500 unshare "${namespaces[@]}" bash -- "$0" "$zeroplan"
   else
-    ZEROPLAN_ONE_HOST=1 timeout 240 bash -- "$0" "$zeroplan"
+    ZEROPLAN_ONE_HOST=1 timeout 1500 bash -- "$0" "$zeroplan"
   fi
   exit
 fi
@@ -24,6 +24,11 @@ cd -- "$work" || exit 2
 failed=0 total=0 launched=0
 torchrun="${ZEROPLAN_TORCHRUN:-$(command -v torchrun || true)}"
 export OMP_NUM_THREADS=1
+ln -s -- "$zeroplan" zeroplan
+zeroplan="$work/zeroplan"
+# Session folders of mpirun: process numbers in a namespace are those of other namespaces too.
+mkdir tmp
+export TMPDIR="$work/tmp"
 
 expect() {
   ((total += 1))
@@ -55,9 +60,9 @@ threads, other = (json.load(open(path))['losses'] if os.path.exists(path) else [
 sys.exit(not (len(threads) == 4 and threads == other))
 PY
 }
-# quietly COMMAND...: output to out and err, at most 60 s.
-quietly() { timeout 60 "$@" >out 2>err </dev/null; }
-quietly2() { timeout 60 "$@" >out2 2>err2 </dev/null; }
+# quietly COMMAND...: output to out and err; the limit is for what hangs.
+quietly() { timeout 300 "$@" >out 2>err </dev/null; }
+quietly2() { timeout 300 "$@" >out2 2>err2 </dev/null; }
 # equal PLAN NAME COMMAND...: it ends well, with the losses of PLAN's threads, and only rank 0 prints.
 equal() {
   ((launched += 1))
@@ -116,7 +121,9 @@ for host in a b; do
   unshare --net --uts sleep 1000 &
   declare "pid_$host=$!"
 done
-sleep 0.3
+for pid in $pid_a $pid_b; do
+  until [[ $(readlink /proc/$pid/ns/net) != $(readlink /proc/self/ns/net) ]]; do sleep 0.02; done
+done
 # on HOST COMMAND...
 cat >on <<SH
 #!/usr/bin/env bash
@@ -228,7 +235,7 @@ CONF
   on host-a slurmctld -c && on host-a slurmd && on host-b slurmd || return 1
   local tries=0
   until [[ $(on host-a sinfo -h -o %D -t idle 2>/dev/null) == 2 ]]; do
-    ((++tries < 100)) || { tail -n 2 "$dir"/*.log; return 1; }
+    ((++tries < 500)) || { tail -n 2 "$dir"/*.log; return 1; }
     sleep 0.2
   done
 }
@@ -259,7 +266,7 @@ long_run() { echo "$zeroplan" run one/plan.json --data synthetic --steps 1000000
 cut() {
   local rank pids=() codes=() tries=0
   for rank in 0 1 2 3; do direct $rank $(long_run) >out.$rank 2>err.$rank </dev/null & pids+=($!); done
-  until compgen -G 'cut/step-*/manifest.json' >/dev/null || ((++tries > 200)); do sleep 0.1; done
+  until compgen -G 'cut/step-*/manifest.json' >/dev/null || ((++tries > 2000)); do sleep 0.1; done
   on host-a ip link set wire-a down
   local start=$SECONDS
   for rank in 0 1 2 3; do
@@ -268,9 +275,9 @@ cut() {
   done
   cat err.? >err
   printf 'exit codes %s after %d s\n' "${codes[*]}" $((SECONDS - start)) >>err
-  [[ ${codes[*]} == '3 3 3 3' ]] && ((SECONDS - start < 10))
+  [[ ${codes[*]} == '3 3 3 3' ]] && ((SECONDS - start < 60))
 }
-expect 'a cut cable ends every rank with exit 3 within 10 s' cut
+expect 'a cut cable ends every rank with exit 3, long before they would give up waiting' cut
 for rank in 0 1 2 3; do expect "rank $rank says why" grep -q 'silent\|closed\|lost' err.$rank; done
 expect 'the checkpoint before it resumes' quietly "$zeroplan" run one/plan.json --data synthetic --steps 1 --checkpoint cut --resume
 finish

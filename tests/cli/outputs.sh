@@ -16,7 +16,7 @@ expect() {
     ((failed += 1))
   fi
 }
-run() { timeout 120 "$zeroplan" "$@" >out 2>err </dev/null; }
+run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
 exits() {  # exits CODE ARGUMENT...
   local code="$1"
   shift

@@ -15,7 +15,7 @@ while IFS= read -r line; do
   [[ "$command" =~ '# exit '([0-9]+) ]] && wanted="${BASH_REMATCH[1]}"
   ((total += 1))
   read -ra words <<<"${command%%#*}"
-  timeout 300 "$zeroplan" "${words[@]}" >out 2>err </dev/null
+  timeout 900 "$zeroplan" "${words[@]}" >out 2>err </dev/null
   code=$?
   if ((code != wanted)) || [[ ! -s out ]]; then
     ((failed += 1))

@@ -15,7 +15,7 @@ played = {}
 def play(name):
     if name not in played:
         out = subprocess.run([zeroplan, "simulate", os.path.join(folder, name + ".json"), "--json"],
-                             capture_output=True, text=True, timeout=120)
+                             capture_output=True, text=True, timeout=600)
         if out.returncode:
             sys.exit(f"FAILED: {name}: exit {out.returncode}: {out.stderr}")
         answer = json.loads(out.stdout)
