@@ -95,6 +95,8 @@ OutputFolder::~OutputFolder() {
   for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), ignored);
 }
 
+std::vector<std::string> OutputFolder::made() const { return {made_.begin(), made_.end()}; }
+
 void OutputFolder::refuse_existing(const std::vector<std::string>& names) const {
   for (const std::string& name : names) {
     std::error_code ignored;

@@ -28,6 +28,8 @@ class OutputFolder {
   void refuse_existing(const std::vector<std::string>& names) const;
   /// All files under temporary names first, then renamed. Throws InputError; nothing new is left behind then.
   void write(const std::vector<ExportFile>& files);
+  /// The folders that were not there before, outermost first.
+  std::vector<std::string> made() const;
 
  private:
   std::filesystem::path path_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "cli/command_line.h"
@@ -9,7 +10,9 @@
 #include "cli/files.h"
 #include "cli/terminal.h"
 #include "cli/workload.h"
+#include "models/error.h"
 #include "planner/exports.h"
+#include "planner/plan_trace.h"
 #include "planner/report.h"
 #include "planner/report_json.h"
 
@@ -31,7 +34,10 @@ struct PlanFlags {
     line.value("--top", "K", "How many different plans are shown [3]", top);
     machine.add_to(line);
     line.group("Output");
-    line.value("--out", "DIR", "Write plan.json, deepspeed.json, accelerate_fsdp.yaml and launch.sh there", out);
+    line.value("--out", "DIR",
+               "Write plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh and trace.json (as simulate --trace "
+               "does) there; no report.html",
+               out);
     line.toggle("--force", "Overwrite files of an earlier --out", force);
     line.toggle("--json", "JSON with stable keys on stdout", json);
   }
@@ -82,6 +88,20 @@ std::string fix_command(const Arguments& arguments, const Answer& answer) {
   return "";
 }
 
+/// trace.json of the plan.json among the files, read back: what `simulate` would see. Where there is no trace a note
+/// says why.
+void add_trace(std::vector<ExportFile>& files, std::vector<std::string>& notes) {
+  const auto plan = std::ranges::find(files, "plan.json", &ExportFile::name);
+  const PlanFile file = read_plan(plan->text, plan->name);
+  try {
+    PlanTrace trace = trace_of_plan(file, SimulatedRanks::folded);
+    if (const std::string note = trace_note(trace, file.plan); !note.empty()) notes.push_back("trace.json " + note);
+    files.push_back({"trace.json", std::move(trace.text), false});
+  } catch (const InputError& error) {
+    notes.push_back(fmt::format("trace.json is not written: {}", error.what()));
+  }
+}
+
 /// Returns the names of the files.
 std::vector<std::string> write_files(OutputFolder& folder, const std::vector<ExportFile>& files) {
   std::vector<std::string> names;
@@ -102,7 +122,8 @@ Outcome run_plan(const Arguments& arguments) {
   const Request request = flags.request();
   std::optional<OutputFolder> folder;
   if (!flags.out.empty()) folder.emplace(flags.out, flags.force);
-  if (folder) folder->refuse_existing({"plan.json", "deepspeed.json", "accelerate_fsdp.yaml", "launch.sh"});
+  if (folder)
+    folder->refuse_existing({"plan.json", "deepspeed.json", "accelerate_fsdp.yaml", "launch.sh", "trace.json"});
 
   const Answer answer = search(request);
   const Candidate* best = answer.feasible ? best_of(answer) : nullptr;
@@ -116,6 +137,7 @@ Outcome run_plan(const Arguments& arguments) {
   std::optional<ExportSet> exports;
   if (folder && best != nullptr) {
     exports = export_fitted(*best, answer);
+    add_trace(exports->files, exports->notes);
     extra.written = write_files(*folder, exports->files);
     extra.written_to = shell_quoted(flags.out);
     for (const std::string& note : exports->notes) outcome.notes.push_back("note: " + note);

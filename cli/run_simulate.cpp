@@ -11,10 +11,10 @@
 #include "models/error.h"
 #include "models/lower.h"
 #include "planner/engine_simulation.h"
+#include "planner/plan_trace.h"
 #include "planner/report.h"
 #include "planner/report_json.h"
 #include "planner/transients.h"
-#include "sim/chrome_trace.h"
 
 namespace zeroplan {
 namespace {
@@ -30,45 +30,40 @@ SimulatedRanks ranks_of(const std::string& text) {
   throw InputError("--ranks: expected all or folded, got \"" + text + "\"");
 }
 
-/// One micro-step less than the trace's file would be useful for: a flat step of many micro-steps is too large to open.
-constexpr std::int64_t kMostTracedOps = 2'000'000;
-
-void write_trace(const Flags& flags, const ModelSpec& model, const Simulation& simulation, const Schedule& schedule) {
+/// The note on what of the step it holds; empty when that is all.
+void write_trace(const Flags& flags, const PlanFile& file, const PlanTrace& trace, std::vector<std::string>& notes) {
   const std::filesystem::path path(flags.trace);
-  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
-  OutputFolder out(folder, flags.overwrite, "--trace");
+  OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--trace");
   const std::string name = path.filename().string();
   out.refuse_existing({name});
-  out.write({{name, chrome_trace(schedule, model, simulation.trace, 0, &simulation), false}});
+  out.write({{name, trace.text, false}});
+  for (const std::string& folder : out.made())
+    notes.push_back(fmt::format("note: --trace: made the folder {}", folder));
+  if (const std::string note = trace_note(trace, file.plan); !note.empty()) {
+    notes.push_back(fmt::format("note: --trace: {} {}", flags.trace, note));
+  }
 }
 
 /// The margin of a search does not apply to a plan that somebody states: it fits what is there, or not.
 int exit_code_of(const Prediction& prediction) { return fits(prediction, 0) ? kDone : kNothingFits; }
 
 Outcome simulated(const Flags& flags, const PlanFile& file) {
-  const bool traced = !flags.trace.empty();
-  const std::int64_t about = 100 * file.model.num_layers * file.plan.accumulation;
-  if (traced && about > kMostTracedOps) {
-    throw InputError("--trace: the step has about " + std::to_string(about) +
-                     " ops, too many to open; lower \"accumulation\" in " + flags.path);
-  }
   Predictor predictor(file.model, file.machine);
   Prediction prediction = predictor.predict(file.plan, Detail::laid_out);
   SimulateOptions options;
   options.ranks = ranks_of(flags.ranks);
-  options.with_trace = traced;
   const Simulation simulation = predictor.simulate(file.plan, options);
   const Seconds estimated = prediction.step;
   use_simulation(prediction, simulation, file.machine);
   const std::vector<TransientUse> transients = transient_uses(file, prediction);
-  if (traced) write_trace(flags, file.model, simulation, lower(file.model, file.plan, Folding::none));
-  if (flags.json)
-    return {simulation_json(file, prediction, simulation, estimated, transients, predictor.assumptions(file.plan)),
-            {},
-            exit_code_of(prediction)};
-  const std::string report = report_simulation(file, prediction, simulation, estimated, stdout_style()) + "\n" +
-                             report_transients(transients, stdout_style());
-  return {report, {}, exit_code_of(prediction)};
+  Outcome outcome;
+  outcome.exit_code = exit_code_of(prediction);
+  if (!flags.trace.empty()) write_trace(flags, file, trace_of_plan(file, options.ranks), outcome.notes);
+  outcome.out = flags.json ? simulation_json(file, prediction, simulation, estimated, transients,
+                                             predictor.assumptions(file.plan))
+                           : report_simulation(file, prediction, simulation, estimated, stdout_style()) + "\n" +
+                                 report_transients(transients, stdout_style());
+  return outcome;
 }
 
 Outcome estimated(const Flags& flags, const PlanFile& file) {
@@ -96,13 +91,9 @@ Outcome engine_simulated(const Flags& flags, const PlanFile& file) {
   options.ranks = ranks_of(flags.ranks);
   options.with_trace = traced;
   const EngineSimulation result = simulate_engine(file, options);
-  if (traced) write_trace(flags, adapted_model(file.model, file.plan.lora_rank), result.simulation, result.schedule);
   Outcome outcome;
   outcome.exit_code = exit_code_of(result.prediction);
-  if (traced && result.micro_steps < file.plan.accumulation) {
-    outcome.notes.push_back(fmt::format("note: --trace: {} holds {} of the step's {} micro-steps", flags.trace,
-                                        result.micro_steps, file.plan.accumulation));
-  }
+  if (traced) write_trace(flags, file, trace_of_engine(file, result), outcome.notes);
   outcome.out =
       flags.json ? engine_simulation_json(file, result) : report_engine_simulation(file, result, stdout_style());
   return outcome;

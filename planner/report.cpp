@@ -170,7 +170,7 @@ std::string next_section(const PlanReport& extra, const Candidate* best, const R
   if (best == nullptr) return extra.fix_command.empty() ? "" : text + fmt::format("  {}\n", extra.fix_command);
   if (extra.written_to.empty()) {
     text +=
-        fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh\n", extra.command);
+        fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh, trace.json\n", extra.command);
     return text + simulate_line("plan");
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));

@@ -14,7 +14,7 @@ if ! command -v python3 >/dev/null; then echo "trace: skipped, there is no pytho
 # One plan for every stream and kind of link.
 for name in batch_4_none pcie update_device states_nvme reduce_step; do
   plan="$examples/remedies/$name.json"
-  timeout 120 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
+  timeout 600 "$zeroplan" simulate "$plan" --trace "$name.trace" >/dev/null || { echo "FAILED: $name"; ((failed += 1)); continue; }
   traces+=("$name.trace")
 done
 # Names that JSON must escape, and 200,000 events; 300 micro-steps, a million, were checked once (docs/simulator.md).
@@ -26,8 +26,28 @@ plan["machine"]["name"] = 'quotes " and \\ \u0001 \u2028 \U0001F600'
 plan["model"]["name"] = 'a"b\\c\nd'
 json.dump(plan, open("long.json", "w"))
 PY
-if timeout 120 "$zeroplan" simulate long.json --trace long.trace >/dev/null; then traces+=(long.trace); else echo "FAILED: long"; ((failed += 1)); fi
+if timeout 600 "$zeroplan" simulate long.json --trace long.trace >/dev/null; then traces+=(long.trace); else echo "FAILED: long"; ((failed += 1)); fi
 python3 "$here/check_trace.py" "${traces[@]}" || ((failed += 1))
+
+# plan --out writes the bytes that simulate --trace gives, whoever runs the plan; a long step is cut to whole micro-steps in both.
+# beside NAME ARGUMENT...
+beside() {
+  local name="$1"
+  shift
+  if ! timeout 600 "$zeroplan" plan "$@" --out "$name" >out 2>"$name.notes"; then echo "FAILED: plan $*"; ((failed += 1)); return; fi
+  timeout 600 "$zeroplan" simulate "$name/plan.json" --trace "$name/again.json" >/dev/null 2>>"$name.notes"
+  if ! cmp "$name/trace.json" "$name/again.json" || ! grep -q 'written to.* trace.json' out; then
+    echo "FAILED: plan --out and simulate --trace differ: $*"
+    ((failed += 1))
+  fi
+  if [[ "$name" != long_step ]]; then python3 "$here/check_trace.py" "$name/trace.json" || ((failed += 1)); fi  # seconds of Python
+}
+for engine in zeroplan deepspeed fsdp2; do
+  beside "$engine" --model gpt2 --gpus 2x3090-24G --host-memory 64GiB --global-batch 32 --micro-batch 2 --engine "$engine"
+done
+grep -q 'trace.json holds a step of 3 of the plan.s 8 micro-steps' fsdp2.notes || { echo "FAILED: what the trace holds"; ((failed += 1)); }
+beside long_step --model 7B --gpus 8xA100-80G --zero 3 --recompute full --micro-batch 1 --global-batch 1040
+grep -q 'trace.json holds a step of 125 of the plan.s 130 micro-steps' long_step.notes || { echo "FAILED: the bound"; ((failed += 1)); }
 
 # broken NAME PYTHON: the first trace with `e`, its events, changed is refused.
 broken() {
