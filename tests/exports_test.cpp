@@ -16,6 +16,7 @@
 #include "planner/export_deepspeed_choices.h"
 #include "planner/export_parts.h"
 #include "tests/catch.h"
+#include "tests/child_process.h"
 
 using namespace zeroplan;
 using zeroplan::tests::HasText;
@@ -27,9 +28,8 @@ using Json = nlohmann::json;
 
 /// A folder of its own, removed at the end.
 struct TemporaryFolder {
-  fs::path path = fs::temp_directory_path() / fmt::format("zeroplan-exports-{}", ::getpid());
-  TemporaryFolder() { fs::create_directories(path); }
-  ~TemporaryFolder() { fs::remove_all(path); }
+  tests::TemporaryDirectory directory;
+  fs::path path = directory.path();
 };
 
 void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }

@@ -13,6 +13,7 @@
 #include "models/error.h"
 #include "runtime/kernels/kernels.h"
 #include "tests/catch.h"
+#include "tests/child_process.h"
 #include "tests/host_job.h"
 #include "tests/plan_variants.h"
 
@@ -45,9 +46,8 @@ ModelSpec small_model(const std::string& family, std::int64_t hidden, std::int64
 }
 
 std::string scratch_directory() {
-  const auto path = std::filesystem::temp_directory_path() / "zeroplan_executor_test";
-  std::filesystem::create_directories(path);
-  return path.string();
+  static const TemporaryDirectory directory;
+  return directory.path();
 }
 
 HostJob with_scratch() {

@@ -10,6 +10,7 @@
 #include "models/families.h"
 #include "tests/catch.h"
 #include "tests/model_test_support.h"
+#include "tests/temporary_folder.h"
 
 using namespace zeroplan;
 using zeroplan::tests::HasText;
@@ -256,7 +257,8 @@ TEST_CASE("Unknown and ambiguous models name candidates") {
 
 TEST_CASE("A config.json and the directory that holds it are the same model") {
   namespace fs = std::filesystem;
-  const fs::path root = fs::temp_directory_path() / "zeroplan_model_reader_test";
+  const tests::TemporaryFolder folder;
+  const fs::path root = folder.path();
   fs::create_directories(root / "my-model");
   fs::create_directories(root / "empty");
   {
@@ -269,7 +271,6 @@ TEST_CASE("A config.json and the directory that holds it are the same model") {
   CHECK(find_model((root / "other.json").string()).name == "other");
   CHECK(from_folder.parameters() == find_model("qwen2-0.5b").parameters());
   CHECK_THROWS_WITH(find_model((root / "empty").string()), HasText("config.json"));
-  fs::remove_all(root);
 }
 
 TEST_CASE("LoRA freezes the model and adds r (in + out) for each linear of the layers") {

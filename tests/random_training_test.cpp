@@ -8,6 +8,7 @@
 
 #include "models/error.h"
 #include "tests/catch.h"
+#include "tests/child_process.h"
 #include "tests/plan_variants.h"
 
 using namespace zeroplan;
@@ -76,9 +77,8 @@ std::string check_case(std::uint64_t seed, int plans, int* compared) {
   job.steps = 20;
   job.adam.learning_rate = 3e-3;
   if (base.loss_scaling == LossScaling::dynamic) job.loss_scale = 256;
-  const auto scratch = std::filesystem::temp_directory_path() / "zeroplan_random_training";
-  std::filesystem::create_directories(scratch);
-  job.options.memory.nvme_directory = scratch.string();
+  const TemporaryDirectory scratch;
+  job.options.memory.nvme_directory = scratch.path();
   job.options.memory.poison = true;
   const std::string name =
       fmt::format("seed {}, {}, {}{}{}, states {}, sums {}, clip {}, {} tokens, chunk {}", seed, config.dump(),

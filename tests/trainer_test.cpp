@@ -16,6 +16,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/train_report.h"
 #include "tests/catch.h"
+#include "tests/child_process.h"
 #include "tests/host_job.h"
 
 using namespace zeroplan;
@@ -26,14 +27,9 @@ namespace {
 
 /// A folder that goes with the test.
 struct Scratch {
-  Scratch() {
-    static int number = 0;
-    path = fs::temp_directory_path() / fmt::format("zeroplan_trainer_test_{}_{}", ::getpid(), number++);
-    fs::create_directories(path);
-  }
-  ~Scratch() { fs::remove_all(path); }
   std::string in(const std::string& name) const { return (path / name).string(); }
-  fs::path path;
+  TemporaryDirectory directory;
+  fs::path path = directory.path();
 };
 
 ModelSpec tiny_llama() {

@@ -8,6 +8,7 @@
 #include "planner/deepspeed_estimator.h"
 #include "planner/search.h"
 #include "tests/catch.h"
+#include "tests/processor_time.h"
 #include "tests/user_case.h"
 
 using namespace zeroplan;
@@ -248,10 +249,11 @@ TEST_CASE("page-moltq, ds-4100: 70B on 4 x A100-80G, in seconds") {
   request.seq_len = 2048;
   request.machine.nvme = {};
   set_host_memory(request.machine, Bytes(1200e9));
+  const double begin = processor_seconds();
   const Answer fits = search(request);
+  CHECK(processor_seconds() - begin < 10);
   CHECK(fits.feasible);
   CHECK(fits.plans.front().plan.zero_stage == 3);
-  CHECK(fits.search.seconds < 10);
   set_host_memory(request.machine, Bytes(512e9));
   const Answer refused = search(request);
   CHECK_FALSE(refused.feasible);
