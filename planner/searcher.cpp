@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <cstdio>
+#include <cstdlib>
+#include "planner/report.h"
 
 #include "models/error.h"
 #include "models/lower.h"
@@ -9,8 +12,6 @@
 namespace zeroplan {
 namespace {
 
-/// Search compares live peaks; the laid-out arena is a little larger. Room kept for that while filling tiers.
-constexpr double kArenaReserve = 0.005;
 constexpr int kRefined = 4;  // kinds of one family that are refined
 constexpr int kRepairs = 3;  // times that blocks move outwards after the tiers were filled by estimate
 /// GPU memory is not bought by the GiB: what it lacks weighs more than what the host lacks.
@@ -29,7 +30,7 @@ bool whole_gradients(const Plan& plan) {
 }  // namespace
 
 Searcher::Searcher(const Request& request, const Workload& workload)
-    : request_(request), workload_(workload), predictor_(request.model, request.machine) {}
+    : request_(request), workload_(workload), predictor_(request.model, request.machine), moves_(request) {}
 
 namespace {
 
@@ -43,11 +44,6 @@ Searcher::Family Searcher::family_of(const Plan& p) {
 
 Searcher::Kind Searcher::kind_of(const Plan& p) {
   return std::tuple_cat(family_of(p), std::make_tuple(p.update, p.recompute, p.precision.split_master, p.micro_batch));
-}
-
-Bytes Searcher::gpu_budget() const { return (1 - request_.margin) * request_.machine.gpu.memory; }
-Bytes Searcher::host_budget_per_rank() const {
-  return (1 - request_.margin) / request_.machine.gpus_per_node * request_.machine.usable_dram();
 }
 
 Prediction Searcher::evaluate(const Plan& plan) {
@@ -109,7 +105,9 @@ std::vector<Candidate> Searcher::run() {
     if (!taken.contains(family) && static_cast<int>(taken.size()) > request_.top_k) continue;
     if (taken[family]++ < kRefined) all.push_back(std::move(c));
   }
+  if (getenv("DBG")) for (Candidate& c : ranked()) fprintf(stderr, "RANK %.2f %s mb %ld\n", c.prediction.step.base(), describe(c.plan).c_str(), (long)c.plan.micro_batch);
   for (Candidate& c : all) refine(c);
+  if (getenv("DBG")) for (Candidate& c : all) fprintf(stderr, "REF %.2f %s\n", c.prediction.step.base(), describe(c.plan).c_str());
   std::stable_sort(all.begin(), all.end(),
                    [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
   return report(std::move(all));
@@ -175,7 +173,9 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
       if (!best->laid_out) pool.erase(best);
     } else if (can_play(c)) {
       budget -= played_ops(c.plan);
+      const double was = c.prediction.step.base();
       play(c);
+      if (getenv("DBG")) fprintf(stderr, "PLAY %.2f -> %.2f %s budget %.0f\n", was, c.prediction.step.base(), describe(c.plan).c_str(), budget);
     } else {
       reported.push_back(std::move(c));
       pool.erase(best);
@@ -218,7 +218,7 @@ void Searcher::explore_batches(Choice choice) {
 
 /// States alone exceed the GPU: no need to lower.
 bool Searcher::hopeless(const Plan& plan) const {
-  return predictor_.resident_states(plan)[static_cast<std::size_t>(Memory::hbm)] > gpu_budget();
+  return predictor_.resident_states(plan)[static_cast<std::size_t>(Memory::hbm)] > moves_.gpu_budget();
 }
 
 Searcher::Fit Searcher::try_choice(const Choice& choice) {
@@ -242,13 +242,13 @@ Searcher::Fit Searcher::try_choice(const Choice& choice) {
     plan.optimizer = Placement::all(Tier::host, plan.optimizer.total());
   Prediction p = evaluate(plan);
   kernel_seconds_.try_emplace(key, p.kernels.base());
-  if (p.gpu.peak > gpu_budget()) return Fit::gpu_full;
+  if (p.gpu.peak > moves_.gpu_budget()) return Fit::gpu_full;
   if (movable) {
-    if (!spread(plan, choice.offload, p)) return Fit::no;
+    if (!moves_.spread(plan, choice.offload, p)) return Fit::no;
     p = evaluate(plan);
     // Where blocks moved to, buffers moved too: what is missing goes one tier further.
     for (int attempt = 0; attempt < kRepairs && !fits(p, request_.margin); ++attempt) {
-      if (!relieve(plan, p)) break;
+      if (!moves_.relieve(plan, p)) break;
       p = evaluate(plan);
     }
   }
@@ -260,65 +260,6 @@ Searcher::Fit Searcher::try_choice(const Choice& choice) {
 void Searcher::keep(const Plan& plan, const Prediction& prediction) {
   auto [it, fresh] = best_.try_emplace(kind_of(plan), Candidate{plan, prediction});
   if (!fresh && better(prediction, it->second.prediction)) it->second = {plan, prediction};
-}
-
-/// Bytes of one rank's part of each block.
-std::vector<double> Searcher::block_bytes(const Plan& plan, int bytes_per_parameter) const {
-  std::vector<double> bytes;
-  std::map<int, FlatLayout> layouts;
-  for (int kind : request_.model.sequence) {
-    auto [it, fresh] = layouts.try_emplace(kind);
-    if (fresh)
-      it->second =
-          flat_layout(request_.model.kinds[static_cast<std::size_t>(kind)], plan.precision.weights, plan.shard_ranks);
-    bytes.push_back(static_cast<double>(it->second.shard * bytes_per_parameter));
-  }
-  return bytes;
-}
-
-/// Blocks go back to the GPU while they fit: optimizer states and with them gradients that lie on the host, or weights
-/// first where those left too (they cross PCIe several times a step). `all_off` is the prediction with every block off
-/// the GPU. Returns the host bytes of a rank that this frees.
-double Searcher::fill_gpu(Plan& plan, const OffloadStyle& style, const Prediction& all_off) const {
-  const bool states_move = style.parameters == Tier::hbm;
-  const int gradient = plan.gradients == Tier::host ? size_of(plan.precision.accumulation) : 0;
-  const auto bytes = block_bytes(
-      plan, states_move ? plan.precision.optimizer_bytes_per_parameter() + gradient : size_of(plan.precision.weights));
-  const double room = (gpu_budget() - all_off.gpu.peak).base() - kArenaReserve * all_off.lower_bound.base();
-  double moved = 0;
-  int blocks = 0;
-  while (blocks < static_cast<int>(bytes.size()) && moved + bytes[static_cast<std::size_t>(blocks)] <= room) {
-    moved += bytes[static_cast<std::size_t>(blocks++)];
-  }
-  Placement& placed = states_move ? plan.optimizer : plan.parameters;
-  (placed.host > 0 ? placed.host : placed.nvme) -= blocks;
-  placed.hbm += blocks;
-  return placed.nvme > 0 ? 0 : moved;
-}
-
-/// Uses what is left: blocks go back to the GPU while they fit, the rest to the host, and what the host cannot hold to
-/// disk. `all_host` is the prediction with every optimizer block on the host. False when it cannot fit.
-bool Searcher::spread(Plan& plan, const OffloadStyle& style, const Prediction& all_host) const {
-  const auto states = block_bytes(plan, plan.precision.optimizer_bytes_per_parameter());
-  const int blocks = static_cast<int>(states.size());
-  const double host_used = all_host.host ? all_host.host->peak.base() / request_.machine.gpus_per_node : 0;
-  const double largest = *std::max_element(states.begin(), states.end());
-  const double freed = fill_gpu(plan, style, all_host);
-  if (plan.optimizer.hbm == blocks || (style.parameters != Tier::hbm && plan.parameters.hbm == blocks)) {
-    return false;  // then nothing needs to leave: another style
-  }
-  const double host_room = host_budget_per_rank().base() - host_used + freed;  // less than 0: so much must go to disk
-  if (style.optimizer != Tier::nvme) return host_room >= 0;
-  if (host_room >= 2 * largest) return false;  // the host style covers it, gaps of the arena included
-  double held = 0;                             // states on the host; gradients stay there whatever goes to disk
-  for (int i = plan.optimizer.hbm; i < blocks; ++i) held += states[static_cast<std::size_t>(i)];
-  const double may_hold = held + host_room - 3 * largest;  // slots between disk and Adam
-  int to_disk = 0;
-  for (int i = blocks - 1; i >= plan.optimizer.hbm && held > may_hold; --i, ++to_disk)
-    held -= states[static_cast<std::size_t>(i)];
-  plan.optimizer.host -= to_disk;
-  plan.optimizer.nvme += to_disk;
-  return true;
 }
 
 // --- refinement --------------------------------------------------------------------------------------
@@ -355,58 +296,13 @@ void Searcher::refine_prefetch(Candidate& c) {
   }
 }
 
-/// Moves at least `missing` bytes of a rank off the GPU: optimizer states first, then weights, then activations by
-/// recomputing more layers. False when nothing is left to move or the user fixed it.
-bool Searcher::relieve_gpu(Plan& plan, double missing) const {
-  const bool movable = !request_.constraints.offload;
-  for (const bool states : {true, false}) {
-    Placement& placed = states ? plan.optimizer : plan.parameters;
-    const bool elsewhere = placed.host + placed.nvme > 0;
-    if (!movable || !elsewhere || placed.hbm == 0) continue;
-    const auto bytes =
-        block_bytes(plan, states ? plan.precision.optimizer_bytes_per_parameter() : size_of(plan.precision.weights));
-    int blocks = 0;
-    for (double moved = 0; moved < missing && blocks < placed.hbm; ++blocks) {
-      moved += bytes[static_cast<std::size_t>(placed.hbm - 1 - blocks)];
-    }
-    placed.hbm -= blocks;
-    (placed.host > 0 ? placed.host : placed.nvme) += blocks;
-    return true;
-  }
-  if (plan.recompute == Recompute::none || plan.recompute_layers >= static_cast<int>(request_.model.num_layers))
-    return false;
-  ++plan.recompute_layers;
-  return true;
-}
-
-/// Moves at least `missing` bytes of a rank from the host to disk.
-bool Searcher::relieve_host(Plan& plan, double missing) const {
-  if (request_.constraints.offload || request_.machine.nvme.drives == 0) return false;
-  const auto bytes = block_bytes(plan, plan.precision.optimizer_bytes_per_parameter());
-  int blocks = 0;
-  for (double moved = 0; moved < missing && blocks < plan.optimizer.host; ++blocks) {
-    moved += bytes[static_cast<std::size_t>(plan.optimizer.hbm + plan.optimizer.host - 1 - blocks)];
-  }
-  plan.optimizer.host -= blocks;
-  plan.optimizer.nvme += blocks;
-  return blocks > 0;
-}
-
-/// Moves outwards what does not fit by this prediction. False when nothing can move.
-bool Searcher::relieve(Plan& plan, const Prediction& p) const {
-  const double gpu = (p.gpu.peak - gpu_budget()).base();
-  if (gpu > 0) return relieve_gpu(plan, gpu);
-  const double host = p.host ? p.host->peak.base() / request_.machine.gpus_per_node - host_budget_per_rank().base() : 0;
-  return host > 0 && relieve_host(plan, host);
-}
-
 /// The reported figures come from the laid-out arena. Where its gaps do not fit, states move outwards.
 bool Searcher::lay_out_plan(Candidate& c) {
   constexpr int kAttempts = 8;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     c.prediction = predictor_.predict(c.plan, Detail::laid_out);
     if (fits(c.prediction, request_.margin)) return true;
-    if (!relieve(c.plan, c.prediction)) return false;
+    if (!moves_.relieve(c.plan, c.prediction)) return false;
   }
   return false;
 }
@@ -442,8 +338,8 @@ Candidate Searcher::nearest() {
             Plan plan = plan_of(request_, workload_, choice);
             const Prediction p = evaluate(plan);
             consider(plan, p);
-            if (style.optimizer == Tier::hbm || style.whole || p.gpu.peak > gpu_budget()) continue;
-            fill_gpu(plan, style, p);
+            if (style.optimizer == Tier::hbm || style.whole || p.gpu.peak > moves_.gpu_budget()) continue;
+            moves_.fill_gpu(plan, style, p);
             consider(plan, evaluate(plan));
           }
         }
@@ -456,7 +352,7 @@ Candidate Searcher::nearest() {
         "--nvme");
   best->prediction = predictor_.predict(best->plan, Detail::laid_out);
   // Gaps of the arena are not what is missing: a block or two less on the GPU makes room for them.
-  for (int attempt = 0; attempt < 4 && best->prediction.gpu.peak > gpu_budget(); ++attempt) {
+  for (int attempt = 0; attempt < 4 && best->prediction.gpu.peak > moves_.gpu_budget(); ++attempt) {
     Plan& plan = best->plan;
     Placement& placed = plan.optimizer.hbm > 0 && plan.optimizer.host > 0 ? plan.optimizer : plan.parameters;
     if (placed.hbm == 0 || placed.host == 0) break;

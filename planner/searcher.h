@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "planner/placement_moves.h"
 #include "planner/search.h"
 #include "planner/search_space.h"
 
@@ -39,8 +40,6 @@ class Searcher {
   Prediction evaluate(const Plan& plan);
   bool hopeless(const Plan& plan) const;
   void keep(const Plan& plan, const Prediction& prediction);
-  double fill_gpu(Plan& plan, const OffloadStyle& style, const Prediction& all_off) const;
-  bool spread(Plan& plan, const OffloadStyle& style, const Prediction& all_host) const;
   double lack(const Prediction& prediction) const;
   bool better(const Prediction& a, const Prediction& b) const;
   double cut() const;
@@ -51,21 +50,15 @@ class Searcher {
   void refine_recompute(Candidate& candidate);
   void refine_prefetch(Candidate& candidate);
   bool lay_out_plan(Candidate& candidate);
-  bool relieve(Plan& plan, const Prediction& p) const;
-  bool relieve_gpu(Plan& plan, double missing) const;
-  bool relieve_host(Plan& plan, double missing) const;
   void prefer_simpler(std::vector<Candidate>& plans) const;
   double whole_ops(const Plan& plan) const;
   double played_ops(const Plan& plan) const;
   void play(Candidate& candidate);
 
-  Bytes gpu_budget() const;
-  Bytes host_budget_per_rank() const;
-  std::vector<double> block_bytes(const Plan& plan, int bytes_per_parameter) const;
-
   const Request& request_;
   Workload workload_;
   Predictor predictor_;
+  PlacementMoves moves_;
   SearchStats stats_;
   std::map<Kind, Candidate> best_;
   std::map<KernelKey, double> kernel_seconds_;
