@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <cstdio>
-#include <cstdlib>
-#include "planner/report.h"
 
 #include "models/error.h"
 #include "models/lower.h"
@@ -105,9 +102,7 @@ std::vector<Candidate> Searcher::run() {
     if (!taken.contains(family) && static_cast<int>(taken.size()) > request_.top_k) continue;
     if (taken[family]++ < kRefined) all.push_back(std::move(c));
   }
-  if (getenv("DBG")) for (Candidate& c : ranked()) fprintf(stderr, "RANK %.2f %s mb %ld\n", c.prediction.step.base(), describe(c.plan).c_str(), (long)c.plan.micro_batch);
   for (Candidate& c : all) refine(c);
-  if (getenv("DBG")) for (Candidate& c : all) fprintf(stderr, "REF %.2f %s\n", c.prediction.step.base(), describe(c.plan).c_str());
   std::stable_sort(all.begin(), all.end(),
                    [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
   return report(std::move(all));
@@ -173,9 +168,7 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
       if (!best->laid_out) pool.erase(best);
     } else if (can_play(c)) {
       budget -= played_ops(c.plan);
-      const double was = c.prediction.step.base();
       play(c);
-      if (getenv("DBG")) fprintf(stderr, "PLAY %.2f -> %.2f %s budget %.0f\n", was, c.prediction.step.base(), describe(c.plan).c_str(), budget);
     } else {
       reported.push_back(std::move(c));
       pool.erase(best);
