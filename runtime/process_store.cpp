@@ -265,6 +265,7 @@ void ProcessStore::welcome_all() {
 }
 
 void ProcessStore::take_text(Client& client, const Frame& frame) {
+  if (!failure_.empty()) return;  // a failed job has no more exchanges, though the last text may come only now
   BodyReader reader(frame.body);
   const auto kind = static_cast<CallKind>(reader.number());
   std::string text = reader.text();

@@ -298,10 +298,47 @@ TEST_CASE("launch.sh refuses an unknown engine and a missing script with exit 2"
   TemporaryFolder folder;
   const std::vector<ExportFile> files = case_of("llama-2-7b", "4xA100-80G").files();
   write_file(folder.path / "launch.sh", find(files, "launch.sh")->text);
-  const std::string go = fmt::format("cd {} && env -u TRAIN bash launch.sh ", folder.path.string());
+  const std::string go = fmt::format("cd '{}' && env -u TRAIN bash launch.sh ", folder.path.string());
   CHECK(WEXITSTATUS(std::system((go + "deepspeed 2>/dev/null").c_str())) == 2);
   write_file(folder.path / "train.py", "");
   CHECK(WEXITSTATUS(std::system((go + "megatron 2>/dev/null").c_str())) == 2);
+}
+
+TEST_CASE("launch.sh sets the allocator that memory was predicted with, and says where the user's differs") {
+  TemporaryFolder folder;
+  write_file(folder.path / "train.py", "");
+  for (const char* program : {"torchrun", "accelerate"}) {
+    write_file(folder.path / program,
+               "#!/bin/sh\nprintf '%s\\n' \"conf=${PYTORCH_CUDA_ALLOC_CONF-none}\" \"$@\" > \"$SEEN\"\n");
+    fs::permissions(folder.path / program, fs::perms::owner_all);
+  }
+  const auto run = [&](const Case& c, const std::string& environment, const std::string& engine) {
+    write_file(folder.path / "launch.sh", find(c.files(), "launch.sh")->text);
+    const std::string command = fmt::format(
+        "cd '{0}' && env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF -u TRAIN {1} SEEN='{0}/seen' PATH='{0}':\"$PATH\" "
+        "bash launch.sh {2} 2> err",
+        folder.path.string(), environment, engine);
+    REQUIRE(std::system(command.c_str()) == 0);
+    return read_file(folder.path / "seen") + "err: " + read_file(folder.path / "err");
+  };
+  Case c = case_of("llama-2-7b", "4xA100-80G");
+  c.plan().engine = Engine::fsdp2;
+  CHECK_THAT(run(c, "", "deepspeed"), HasText("conf=none\n"));
+  CHECK_THAT(run(c, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64", "deepspeed"), HasText("predicted with its defaults"));
+  CHECK_THAT(run(c, "", "fsdp2"), HasText("--optim\nadamw_torch_fused\n"));
+  c.plan().adam = AdamForm::foreach;
+  CHECK_THAT(run(c, "", "fsdp2"), HasText("--optim\nadamw_torch\n"));
+  c.plan().adam = AdamForm::loop;
+  CHECK(run(c, "", "fsdp2").find("--optim") == std::string::npos);
+  CHECK(any_has(c.notes(), "foreach=False"));
+  c.plan().allocator_conf = "expandable_segments:True";
+  for (const char* engine : {"deepspeed", "fsdp2"}) {
+    CHECK_THAT(run(c, "", engine), HasText("conf=expandable_segments:True\n"));
+    const std::string same = run(c, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", engine);
+    CHECK(same.substr(same.find("err: ")) == "err: ");
+    const std::string other = run(c, "PYTORCH_ALLOC_CONF=max_split_size_mb:64", engine);
+    CHECK_THAT(other, HasText("is 'max_split_size_mb:64'; memory was predicted with expandable_segments:True"));
+  }
 }
 
 TEST_CASE("Stage-3 knobs come from the model's layers and the plan's look-ahead") {

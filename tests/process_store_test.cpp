@@ -46,6 +46,9 @@ class StoreOfThree {
     iovec part{bytes.data(), bytes.size()};
     CHECK(send_some(socket(rank), {&part, 1}).bytes == bytes.size());
   }
+  void send_text(int rank) {
+    send(rank, FrameType::exchange, BodyWriter().number(static_cast<int>(CallKind::exchange)).text("").body());
+  }
   void send(int rank, FrameType type, const char* text) { send(rank, type, BodyWriter().text(text).body()); }
   void cut(int rank) { ranks_[static_cast<std::size_t>(rank)].close(); }
   /// Nothing is read until go_on(): then all that has come is read in one turn, rank 0's first.
@@ -55,19 +58,22 @@ class StoreOfThree {
     REQUIRE(waitpid(children_[0].pid, nullptr, WUNTRACED) == children_[0].pid);
   }
   void go_on() { kill(children_[0].pid, SIGCONT); }
-  /// The reason of the failure that this rank is told.
-  std::string verdict(int rank) {
-    FrameReader frames(kLongestText);
-    while (wait_for(socket(rank), POLLIN, -1, Clock::now() + kFarLimit)) {
+  /// The messages that have come to this rank, at least one of them a failure if its connection does not end before.
+  std::vector<Frame> told(int rank) {
+    FrameReader reader(kLongestText);
+    std::vector<Frame> frames;
+    const auto is_failure = [](const Frame& frame) { return frame.type == FrameType::failure; };
+    while (std::none_of(frames.begin(), frames.end(), is_failure)) {
+      if (!wait_for(socket(rank), POLLIN, -1, Clock::now() + kFarLimit)) break;
       std::array<char, 4096> buffer;
       const IoResult result = receive_some(socket(rank), buffer.data(), buffer.size());
       if (result.state == IoResult::State::closed) break;
-      frames.append({buffer.data(), result.bytes});
-      while (const auto frame = frames.next())
-        if (frame->type == FrameType::failure) return BodyReader(frame->body).text();
+      reader.append({buffer.data(), result.bytes});
+      while (auto frame = reader.next()) frames.push_back(*frame);
     }
-    return "no verdict";
+    return frames;
   }
+  std::string verdict(int rank) { return BodyReader(told(rank).back().body).text(); }
 
  private:
   /// Whether all threads of the store's process wait for something.
@@ -145,9 +151,7 @@ TEST_CASE("of all that the store has read the cause is told, not what follows fr
   const Send goodbye = [](StoreOfThree& it) { it.send(2, FrameType::goodbye); };
   const Send cut_off = [](StoreOfThree& it) { it.cut(2); };  // it has not read its welcome: a reset
   const Send symptom = [](StoreOfThree& it) { it.send(1, FrameType::symptom, "rank 1 lost its connection to rank 2"); };
-  const Send wait = [](StoreOfThree& it) {
-    it.send(0, FrameType::exchange, BodyWriter().number(static_cast<int>(CallKind::exchange)).text("").body());
-  };
+  const Send wait = [](StoreOfThree& it) { it.send_text(0); };
   const Send peer_leaves = [](StoreOfThree& it) { it.send(1, FrameType::goodbye); };
   const Send peer_dies = [](StoreOfThree& it) { it.cut(1); };
   struct Case {
@@ -173,6 +177,21 @@ TEST_CASE("of all that the store has read the cause is told, not what follows fr
     store.go_on();
     CHECK_THAT(store.verdict(0), HasText(cases[i].told));
   }
+}
+
+TEST_CASE("a failed job has no more exchanges, though the last text comes after the failure") {
+  StoreOfThree store;
+  store.stop();
+  store.send_text(0);
+  store.send_text(1);
+  store.send(2, FrameType::failure, "rank 2 aborted: disk full");
+  store.send_text(2);
+  store.go_on();
+  std::vector<Frame> told = store.told(0);
+  store.send(0, FrameType::goodbye);  // answered by the end of the connection, after whatever was sent before
+  for (Frame& frame : store.told(0)) told.push_back(std::move(frame));
+  CHECK(BodyReader(told.back().body).text() == "rank 2 aborted: disk full");
+  for (const Frame& frame : told) CHECK(frame.type != FrameType::texts);
 }
 
 TEST_CASE("a connection does not meet itself where nobody listens") {

@@ -274,8 +274,8 @@ TEST_CASE("examples/make_tokens.py writes files that are read back byte for byte
   const int vocab = GENERATE(256, 300, 70000);
   const std::string out = (folder / "out.tokens").string();
   const std::string command =
-      fmt::format("python3 {}/examples/make_tokens.py {} {} --out {} --vocab {} >/dev/null", ZEROPLAN_SOURCE_DIR,
-                  (folder / "a.txt").string(), (folder / "b.txt").string(), out, vocab);
+      fmt::format("python3 '{}/examples/make_tokens.py' '{}' '{}' --out '{}' --vocab {} >/dev/null",
+                  ZEROPLAN_SOURCE_DIR, (folder / "a.txt").string(), (folder / "b.txt").string(), out, vocab);
   REQUIRE(std::system(command.c_str()) == 0);
   CHECK(std::filesystem::file_size(out) == 40u + 3000u * (vocab > 65536 ? 4 : 2));
   const TokenData data = TokenData::open(out, {2999, 1, vocab}, 1);
@@ -285,7 +285,7 @@ TEST_CASE("examples/make_tokens.py writes files that are read back byte for byte
   CHECK_THAT(data.fingerprint(), HasText(fmt::format("file of 3000 tokens, vocabulary {}, checksum ", vocab)));
   CHECK_THROWS_WITH(TokenData::open(out, {2999, 1, vocab - 1}, 1), HasText("larger than the model's"));
   // A missing text: no output, nothing left behind.
-  REQUIRE(std::system(fmt::format("python3 {}/examples/make_tokens.py {}/none --out {}/no.tokens >/dev/null 2>&1",
+  REQUIRE(std::system(fmt::format("python3 '{}/examples/make_tokens.py' '{}/none' --out '{}/no.tokens' >/dev/null 2>&1",
                                   ZEROPLAN_SOURCE_DIR, folder.path().string(), folder.path().string())
                           .c_str()) != 0);
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);
