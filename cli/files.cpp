@@ -44,8 +44,8 @@ bool is_there(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, ignored));
 }
 
-fs::path temporary(const fs::path& folder, const std::string& name) {
-  return folder / fmt::format(".{}.{}.tmp", name, ::getpid());
+fs::path temporary(const fs::path& target) {
+  return target.parent_path() / fmt::format(".{}.{}.tmp", target.filename().string(), ::getpid());
 }
 
 }  // namespace
@@ -70,29 +70,38 @@ std::string read_text_file(const std::string& path) {
 
 OutputFolder::OutputFolder(const std::string& path, bool overwrite, std::string_view flag)
     : path_(path), overwrite_(overwrite), flag_(flag) {
+  try {
+    make(path_);
+  } catch (...) {
+    remove_made();
+    throw;
+  }
+}
+
+void OutputFolder::make(const fs::path& wanted) {
   std::vector<fs::path> missing;
   std::error_code error;
-  for (fs::path folder = path_; !folder.empty() && !is_there(folder); folder = folder.parent_path()) {
+  for (fs::path folder = wanted; !folder.empty() && !is_there(folder); folder = folder.parent_path()) {
     if (folder.has_filename()) missing.push_back(folder);
     if (folder == folder.parent_path()) break;
   }
-  const auto give_up = [&](std::string_view expected, int code) {
-    for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), error);
-    fail(flag_ + ": " + path, expected, code);
-  };
+  const std::string named = flag_ + ": " + wanted.string();
   for (; !missing.empty(); missing.pop_back()) {
     const bool made = fs::create_directory(missing.back(), error);
-    if (error) give_up("a folder that can be made", error.value());
+    if (error) fail(named, "a folder that can be made", error.value());
     if (made) made_.push_back(missing.back());  // "x/..", or made by another process since
   }
-  if (!fs::is_directory(path_, error)) give_up("a folder", error ? error.value() : ENOTDIR);
-  if (::access(path_.c_str(), W_OK | X_OK) != 0) give_up("a folder that can be written", errno);
+  if (!fs::is_directory(wanted, error)) fail(named, "a folder", error ? error.value() : ENOTDIR);
+  if (::access(wanted.c_str(), W_OK | X_OK) != 0) fail(named, "a folder that can be written", errno);
+}
+
+void OutputFolder::remove_made() {
+  std::error_code ignored;
+  for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), ignored);
 }
 
 OutputFolder::~OutputFolder() {
-  if (kept_) return;
-  std::error_code ignored;
-  for (; !made_.empty(); made_.pop_back()) fs::remove(made_.back(), ignored);
+  if (!kept_) remove_made();
 }
 
 std::vector<std::string> OutputFolder::made() const { return {made_.begin(), made_.end()}; }
@@ -119,7 +128,9 @@ void OutputFolder::write(const std::vector<ExportFile>& files) {
   std::error_code ignored;
   try {
     for (const ExportFile& file : files) {
-      to_remove.push_back(temporary(path_, file.name));
+      const fs::path target = path_ / file.name;
+      if (target.parent_path() != path_) make(target.parent_path());
+      to_remove.push_back(temporary(target));
       write_file(flag_, to_remove.back(), file.text, file.executable);
     }
     for (std::size_t i = 0; i < files.size(); ++i) {

@@ -26,12 +26,17 @@ class OutputFolder {
 
   /// Throws InputError naming the first of these files that is there, unless `overwrite`, or that is no regular file.
   void refuse_existing(const std::vector<std::string>& names) const;
-  /// All files under temporary names first, then renamed. Throws InputError; nothing new is left behind then.
+  /// All files under temporary names first, then renamed. A name may have a folder before it, "8xH100/plan.json", which
+  /// is made. Throws InputError; nothing new is left behind then.
   void write(const std::vector<ExportFile>& files);
   /// The folders that were not there before, outermost first.
   std::vector<std::string> made() const;
 
  private:
+  /// With its parents; what was missing is noted in made_. Throws InputError.
+  void make(const std::filesystem::path& wanted);
+  void remove_made();
+
   std::filesystem::path path_;
   std::vector<std::filesystem::path> made_;  // folders, outermost first
   bool overwrite_;

@@ -37,8 +37,8 @@ const Candidate* best_of(const Answer& answer);
 /// help, alternatives, assumptions, what to run next.
 std::string report_plan(const Answer& answer, const PlanReport& extra, const ReportStyle& style);
 
-/// The answer of `whatif`: one table.
-std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_tokens, const ReportStyle& style);
+/// The answer of `whatif`: one table, and within limits which row to take or what would have to change.
+std::string report_whatif(const WhatifAnswer& answer, const ReportStyle& style);
 
 /// The answer of `simulate --estimate`: memory, and time by phase and stream.
 std::string report_step(const PlanFile& file, const Prediction& prediction, const StepTable& table,

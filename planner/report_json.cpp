@@ -10,6 +10,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kSecondsPerHour = 3600;
+constexpr double kSecondsPerDay = 86400;
+
 std::int64_t whole(Bytes bytes) { return std::llround(bytes.base()); }
 
 // Names may come from paths, which need not be UTF-8.
@@ -147,7 +150,29 @@ Json workload_json(const Request& request) {
   return json;
 }
 
-Json whatif_row_json(const WhatifRow& row, std::optional<double> num_tokens) {
+/// What a run of all tokens takes and, within limits, by how much it misses them.
+void add_run(Json& json, const WhatifRun& run, const WhatifLimits& limits) {
+  json["hours"] = run.time.base() / kSecondsPerHour;
+  json["node_hours"] = run.node_hours;
+  if (run.usd) json["usd"] = *run.usd;
+  if (!limits.any()) return;
+  if (limits.deadline) json["late_days"] = run.late(limits).base() / kSecondsPerDay;
+  if (limits.budget_usd && run.usd) json["over_budget_usd"] = run.over(limits);
+  if (run.usd || !limits.budget_usd) json["within_limits"] = run.meets(limits);
+}
+
+Json trials_json(const WhatifRow& row, const WhatifLimits& limits) {
+  Json json = Json::array();
+  for (const NodeTrial& trial : row.trials) {
+    Json one{{"nodes", trial.nodes}, {"fits", trial.tokens_per_second > 0}};
+    if (trial.tokens_per_second > 0) one["tokens_per_second"] = trial.tokens_per_second;
+    if (trial.run) add_run(one, *trial.run, limits);
+    json.push_back(std::move(one));
+  }
+  return json;
+}
+
+Json whatif_row_json(const WhatifRow& row, const WhatifLimits& limits, const std::string& plan_file) {
   const MachineSpec& machine = row.alternative.machine;
   const Candidate* best = row.best();
   Json json;
@@ -156,13 +181,59 @@ Json whatif_row_json(const WhatifRow& row, std::optional<double> num_tokens) {
   json["fits"] = best != nullptr;
   if (machine.price) json["price"] = price_json(machine);
   if (best != nullptr) {
-    json.update(candidate_json(*best, machine, num_tokens));
+    json.update(candidate_json(*best, machine, limits.tokens));
     json["cheapest"] = row.cheapest;
     json["fastest"] = row.fastest;
   }
+  if (const auto run = row.run(limits)) add_run(json["run"], *run, limits);
+  if (limits.any()) json["recommended"] = row.recommended;
+  if (!row.alternative.nodes_given) json["node_counts"] = trials_json(row, limits);
+  if (!plan_file.empty()) json["plan_file"] = plan_file;
   if (row.answer && row.answer->shortfall) json["shortfall"] = shortfall_json(*row.answer->shortfall);
   if (!row.refusal.empty()) json["error"] = row.refusal;
   json["assumptions"] = assumptions_json(row.answer ? row.answer->assumptions : machine.assumptions);
+  return json;
+}
+
+Json limits_json(const WhatifLimits& limits) {
+  Json json;
+  if (limits.tokens) json["tokens"] = *limits.tokens;
+  if (limits.budget_usd) json["budget_usd"] = *limits.budget_usd;
+  if (limits.deadline) json["deadline_days"] = *limits.deadline / Seconds(kSecondsPerDay);
+  json["prefer"] = limits.prefer == Prefer::cheapest ? "cheapest" : "fastest";
+  return json;
+}
+
+Json verdict_json(const WhatifAnswer& answer) {
+  const WhatifVerdict& verdict = *answer.verdict;
+  Json json{{"within_limits", verdict.recommended.has_value()}, {"why", verdict.why}};
+  const auto name = [&](std::size_t row) { return answer.rows[row].alternative.name; };
+  if (verdict.recommended) json["recommended"] = name(*verdict.recommended);
+  if (verdict.recommended) return json;
+  if (verdict.nearest) json["nearest"] = name(*verdict.nearest);
+  json["changes"] = Json::array();
+  for (const WhatifChange& change : verdict.changes) {
+    Json one{{"what", change.what}, {"flag", change.flag}, {"hardware", change.hardware}, {"nodes", change.run.nodes}};
+    add_run(one, change.run, answer.limits);
+    json["changes"].push_back(std::move(one));
+  }
+  return json;
+}
+
+Json whatif_answer_json(const NamedWhatif& named) {
+  const WhatifAnswer& answer = named.answer;
+  Json json;
+  if (!named.name.empty()) json["name"] = named.name;
+  json["model"] = model_json(answer.workload.model, answer.workload.lora_rank);
+  json["workload"] = workload_json(answer.workload);
+  if (answer.limits.tokens) json["limits"] = limits_json(answer.limits);
+  json["rows"] = Json::array();
+  for (std::size_t i = 0; i < answer.rows.size(); ++i) {
+    json["rows"].push_back(
+        whatif_row_json(answer.rows[i], answer.limits, i < named.plan_files.size() ? named.plan_files[i] : ""));
+  }
+  if (answer.verdict) json["verdict"] = verdict_json(answer);
+  json["assumptions"] = assumptions_json(answer.assumptions);
   return json;
 }
 
@@ -190,13 +261,11 @@ std::string plan_json(const Answer& answer, std::optional<double> num_tokens) {
   return dump(json);
 }
 
-std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_tokens) {
+std::string whatif_json(const std::vector<NamedWhatif>& answers) {
+  if (answers.size() == 1) return dump(whatif_answer_json(answers.front()));
   Json json;
-  json["model"] = model_json(answer.workload.model, answer.workload.lora_rank);
-  json["workload"] = workload_json(answer.workload);
-  json["rows"] = Json::array();
-  for (const WhatifRow& row : answer.rows) json["rows"].push_back(whatif_row_json(row, num_tokens));
-  json["assumptions"] = assumptions_json(answer.assumptions);
+  json["answers"] = Json::array();
+  for (const NamedWhatif& named : answers) json["answers"].push_back(whatif_answer_json(named));
   return dump(json);
 }
 

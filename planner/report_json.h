@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "planner/search.h"
 #include "planner/step_table.h"
@@ -18,8 +19,14 @@ std::string plan_json(const Answer& answer, std::optional<double> num_tokens);
 /// The object "time" of a prediction: seconds of each part of a step. Without a line break.
 std::string time_json(const TimeBreakdown& time);
 
-/// `whatif --json`: rows, one a machine.
-std::string whatif_json(const WhatifAnswer& answer, std::optional<double> num_tokens);
+/// One workload of `whatif`.
+struct NamedWhatif {
+  std::string name;  // empty: the only one, of the command line
+  WhatifAnswer answer;
+  std::vector<std::string> plan_files;  // by row, below --out; empty: the row has none, or nothing is written
+};
+/// `whatif --json`: rows, one a machine; several workloads stand in `answers`.
+std::string whatif_json(const std::vector<NamedWhatif>& answers);
 
 /// `simulate --estimate --json`: prediction, ranks, ops, limited_by, and streams by phase.
 std::string step_json(const PlanFile& file, const Prediction& prediction, const StepTable& table,

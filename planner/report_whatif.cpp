@@ -7,9 +7,12 @@
 
 #include "planner/report.h"
 #include "planner/report_layout.h"
+#include "planner/whatif_verdict.h"
 
 namespace zeroplan {
 namespace {
+
+constexpr double kSecondsPerHour = 3600;
 
 /// What stands where the plan of a row that fits would.
 std::string why_not(const WhatifRow& row) {
@@ -28,27 +31,85 @@ std::string marks(const WhatifRow& row) {
   return row.cheapest ? "cheapest" : row.fastest ? "fastest" : "";
 }
 
-std::vector<std::string> cells_of(const WhatifRow& row, std::optional<double> num_tokens) {
+/// Whether the row keeps the limits, and else by how much it does not.
+std::string kept_text(const WhatifRow& row, const WhatifLimits& limits) {
+  const auto run = row.run(limits);
+  if (!run) return "-";
+  std::vector<std::string> parts;
+  if (const Seconds late = run->late(limits); late > Seconds()) parts.push_back(days_text(late) + " late");
+  if (const double over = run->over(limits); over > 0) parts.push_back(usd_text(over) + " over");
+  if (limits.budget_usd && !run->usd) parts.push_back("no price: left out of the budget");
+  return parts.empty() ? "kept" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::vector<TextTable::Column> columns_of(const WhatifLimits& limits) {
+  std::vector<TextTable::Column> columns = {{"hardware", Align::left}, {"machine", Align::left}};
+  if (limits.any()) columns.push_back({"nodes"});
+  for (const auto& column : std::initializer_list<TextTable::Column>{
+           {"fits", Align::left}, {"step"}, {"tokens/s"}, {"USD/hour"}, {"USD/Mtoken"}}) {
+    columns.push_back(column);
+  }
+  if (limits.tokens) {
+    columns.push_back({"hours"});
+    columns.push_back({"USD"});
+  }
+  if (limits.any()) columns.push_back({"limits", Align::left});
+  columns.push_back({"", Align::left});
+  columns.push_back({"plan", Align::left});
+  return columns;
+}
+
+std::vector<std::string> cells_of(const WhatifRow& row, const WhatifLimits& limits) {
   const MachineSpec& machine = row.alternative.machine;
   const Candidate* best = row.best();
   const auto cost = row.cost();
-  const std::string price =
-      machine.price ? fmt::format("{:.2f}", machine.price->usd_per_hour * machine.nodes) : "no price";
-  std::vector<std::string> cells = {row.alternative.name,
-                                    machine.name,
-                                    best != nullptr ? "yes" : "no",
-                                    best != nullptr ? format_seconds(best->prediction.step) : "-",
-                                    best != nullptr ? fmt::format("{:.0f}", best->prediction.tokens_per_second) : "-",
-                                    price,
-                                    cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-"};
-  if (num_tokens) {
-    const double hours = best != nullptr ? hours_for(*num_tokens, best->prediction) : 0;
-    cells.push_back(best != nullptr ? format_count(std::llround(hours)) : "-");
-    cells.push_back(cost ? format_count(std::llround(hours * cost->usd_per_hour)) : "-");
+  const auto run = row.run(limits);
+  std::vector<std::string> cells = {row.alternative.name, machine.name};
+  if (limits.any()) cells.push_back(fmt::format("{}", machine.nodes));
+  cells.push_back(best != nullptr ? "yes" : "no");
+  cells.push_back(best != nullptr ? format_seconds(best->prediction.step) : "-");
+  cells.push_back(best != nullptr ? fmt::format("{:.0f}", best->prediction.tokens_per_second) : "-");
+  cells.push_back(machine.price ? fmt::format("{:.2f}", machine.price->usd_per_hour * machine.nodes) : "no price");
+  cells.push_back(cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-");
+  if (limits.tokens) {
+    cells.push_back(run ? format_count(std::llround(run->time.base() / kSecondsPerHour)) : "-");
+    cells.push_back(run && run->usd ? format_count(std::llround(*run->usd)) : "-");
   }
+  if (limits.any()) cells.push_back(kept_text(row, limits));
   cells.push_back(marks(row));
   cells.push_back(best != nullptr ? describe(best->plan) : why_not(row));
   return cells;
+}
+
+/// The numbers of nodes that were planned of one machine, with what they gain over the fewest that fit.
+std::string trials_section(const WhatifRow& row, const ReportStyle& style) {
+  const auto fewest = std::ranges::find_if(row.trials, [](const NodeTrial& t) { return t.run.has_value(); });
+  if (row.trials.size() < 2 || fewest == row.trials.end()) return "";
+  TextTable table({{"nodes"}, {"tokens/s"}, {"speedup"}, {"time", Align::right}, {"USD"}});
+  for (const NodeTrial& trial : row.trials) {
+    const bool fits = trial.run.has_value();
+    table.add({fmt::format("{}", trial.nodes), fits ? fmt::format("{:.0f}", trial.tokens_per_second) : "does not fit",
+               fits ? fmt::format("{:.2f}", trial.tokens_per_second / fewest->tokens_per_second) : "-",
+               fits ? days_text(trial.run->time) : "-",
+               fits && trial.run->usd ? format_count(std::llround(*trial.run->usd)) : "-"});
+  }
+  const std::string title = fmt::format("{} by number of nodes (each predicted)", row.alternative.name);
+  return inked(title, Ink::bold, style) + "\n" + table.text() + "\n";
+}
+
+/// Within limits: which row to take and why, or what is nearest and what would have to change.
+std::string verdict_section(const WhatifAnswer& answer, const ReportStyle& style) {
+  if (!answer.verdict) return "";
+  const WhatifVerdict& verdict = *answer.verdict;
+  std::string text =
+      verdict.recommended ? inked("Take", Ink::good, style) : inked("Not within the limits", Ink::bad, style);
+  text += fmt::format("\n  {}\n", verdict.why);
+  if (!verdict.changes.empty()) text += "  What would do, each planned, the cheapest change first:\n";
+  for (const WhatifChange& change : verdict.changes) {
+    text += fmt::format("    {}\n      {}\n", change.what, change.flag);
+  }
+  const auto shown = verdict.recommended ? verdict.recommended : verdict.nearest;
+  return text + "\n" + (shown ? trials_section(answer.rows[*shown], style) : "");
 }
 
 std::string workload_line(const Request& request) {
@@ -89,23 +150,10 @@ std::vector<Assumption> row_assumptions(const WhatifAnswer& answer) {
 
 }  // namespace
 
-std::string report_whatif(const WhatifAnswer& answer, std::optional<double> num_tokens, const ReportStyle& style) {
-  std::vector<TextTable::Column> columns = {{"hardware", Align::left},
-                                            {"machine", Align::left},
-                                            {"fits", Align::left},
-                                            {"step"},
-                                            {"tokens/s"},
-                                            {"USD/hour"},
-                                            {"USD/Mtoken"}};
-  if (num_tokens) {
-    columns.push_back({"hours"});
-    columns.push_back({"USD"});
-  }
-  columns.push_back({"", Align::left});
-  columns.push_back({"plan", Align::left});
-  TextTable table(columns);
-  for (const WhatifRow& row : answer.rows) table.add(cells_of(row, num_tokens));
-  std::string text = workload_line(answer.workload) + "\n" + table.text() + "\n";
+std::string report_whatif(const WhatifAnswer& answer, const ReportStyle& style) {
+  TextTable table(columns_of(answer.limits));
+  for (const WhatifRow& row : answer.rows) table.add(cells_of(row, answer.limits));
+  std::string text = workload_line(answer.workload) + "\n" + table.text() + "\n" + verdict_section(answer, style);
   text += inked("Prices", Ink::bold, style) + "\n";
   for (const WhatifRow& row : answer.rows) {
     text += fmt::format("  {}: {}\n", row.alternative.name, price_text(row.alternative.machine));

@@ -191,7 +191,9 @@ TEST_CASE("alternatives share one global batch, and one of each is cheapest and 
     alternatives.push_back({gpus, machine_for(parse_gpu_request(gpus), 1)});
   }
   alternatives.push_back({"3 nodes", machine_for(parse_gpu_request("8xA100-80G"), 3)});
-  const WhatifAnswer answer = plan_alternatives(workload, alternatives);
+  WhatifLimits limits;
+  limits.tokens = 1e9;
+  const WhatifAnswer answer = plan_alternatives(workload, alternatives, limits);
   REQUIRE(answer.rows.size() == 3);
   int cheapest = 0, fastest = 0;
   for (const WhatifRow& row : answer.rows) {
@@ -204,7 +206,7 @@ TEST_CASE("alternatives share one global batch, and one of each is cheapest and 
   }
   CHECK(cheapest == 1);
   CHECK(fastest == 1);
-  CHECK(!has_null(Json::parse(whatif_json(answer, 1e9))));
+  CHECK(!has_null(Json::parse(whatif_json({{"", answer, {}}}))));
 }
 
 TEST_CASE("a machine that cannot run the workload is a row, and an error only when it is all there is") {
