@@ -13,6 +13,7 @@
 #include "planner/check_prediction.h"
 #include "planner/check_prediction_report.h"
 #include "planner/lint_report.h"
+#include "sim/caching_allocator.h"
 
 namespace zeroplan {
 namespace {
@@ -22,7 +23,7 @@ constexpr std::int64_t kLargestBatch = std::int64_t{1} << 20;  // sequences
 
 /// What the prediction needs and the file does not say.
 struct RunFlags {
-  std::string seq_len, micro_batch, global_batch, recompute, trainable, margin, release;
+  std::string seq_len, micro_batch, global_batch, recompute, trainable, alloc_conf, margin, release;
 
   void add_to(CommandLine& line) {
     line.group("What is trained (for the prediction)");
@@ -31,6 +32,8 @@ struct RunFlags {
     line.value("--global-batch", "SEQUENCES", "Where the file has none, or \"auto\"", global_batch);
     line.value("--recompute", "WHAT", "Gradient checkpointing of the training script: none or full [none]", recompute);
     line.value("--trainable", "WHAT", "all, or lora:r=16 [all]", trainable);
+    line.value("--alloc-conf", "CONF",
+               "PYTORCH_CUDA_ALLOC_CONF of the run: expandable_segments:True [PyTorch's defaults]", alloc_conf);
     line.value("--margin", "PERCENT", "Part of GPU and host memory that stays free [5%]", margin);
     line.value("--release", "YYYY-MM", "Month of the DeepSpeed release: what it takes otherwise than 0.19", release);
   }
@@ -40,7 +43,7 @@ struct RunFlags {
     const std::pair<std::string_view, const std::string*> flags[] = {
         {"--seq-len", &seq_len},     {"--micro-batch", &micro_batch}, {"--global-batch", &global_batch},
         {"--recompute", &recompute}, {"--trainable", &trainable},     {"--margin", &margin},
-        {"--release", &release}};
+        {"--release", &release},     {"--alloc-conf", &alloc_conf}};
     for (const auto& [name, value] : flags) {
       if (!value->empty()) return name;
     }
@@ -54,6 +57,10 @@ struct RunFlags {
     if (!global_batch.empty()) w.global_batch = parse_integer(global_batch, "--global-batch", 1, kLargestBatch);
     if (!recompute.empty()) w.checkpointing = checkpointing();
     if (!trainable.empty()) w.lora_rank = parse_trainable(trainable, "--trainable");
+    if (!alloc_conf.empty()) {
+      parse_allocator_options(alloc_conf);
+      w.allocator_conf = alloc_conf;
+    }
     if (!margin.empty()) w.margin = parse_margin(margin, "--margin");
     if (!release.empty()) w.release = parse_release_month(release, "--release");
     return w;

@@ -64,6 +64,12 @@ DType parse_precision(std::string_view text, std::string_view flag) {
   return choose(kChoices, text, flag);
 }
 
+AdamForm parse_adam_form(std::string_view text, std::string_view flag) {
+  constexpr std::array kChoices{Choice{"fused", AdamForm::fused}, Choice{"foreach", AdamForm::foreach},
+                                Choice{"loop", AdamForm::loop}};
+  return choose(kChoices, text, flag);
+}
+
 Recompute parse_recompute(std::string_view text, std::string_view flag) {
   constexpr std::array kChoices{Choice{"none", Recompute::none}, Choice{"selective", Recompute::selective},
                                 Choice{"full", Recompute::full}};

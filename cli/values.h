@@ -17,6 +17,8 @@ DType parse_precision(std::string_view text, std::string_view flag);
 Recompute parse_recompute(std::string_view text, std::string_view flag);
 /// "zeroplan", "deepspeed", "fsdp2".
 Engine parse_engine(std::string_view text, std::string_view flag);
+/// "fused", "foreach", "loop".
+AdamForm parse_adam_form(std::string_view text, std::string_view flag);
 /// "time", "cost", "memory".
 Objective parse_objective(std::string_view text, std::string_view flag);
 /// "none", "optimizer", "parameters:cpu", "all:nvme". Without a tier: the host's memory.

@@ -6,6 +6,7 @@
 
 #include "cli/values.h"
 #include "models/error.h"
+#include "sim/caching_allocator.h"
 
 namespace zeroplan {
 namespace {
@@ -76,9 +77,35 @@ void WorkloadFlags::add_to(CommandLine& line) {
   line.value("--micro-batch", "SEQUENCES", "Sequences a GPU and micro-step", micro_batch);
   line.value("--engine", "ENGINE", "Who runs the plan: zeroplan, deepspeed (0.19) or fsdp2 (torch 2.11) [zeroplan]",
              engine);
+  line.value(
+      "--adam", "FORM",
+      "AdamW on the GPU under fsdp2: fused (Hugging Face Trainer's), foreach (torch.optim.AdamW's own choice, one "
+      "more copy of the share in the step) or loop (foreach=False) [fused]",
+      adam);
+  line.value("--alloc-conf", "CONF",
+             "PYTORCH_CUDA_ALLOC_CONF under deepspeed and fsdp2, such as expandable_segments:True: memory is predicted "
+             "with it and launch.sh sets it [PyTorch's defaults]",
+             alloc_conf);
   line.group("Search");
   line.value("--objective", "WHAT", "time, cost or memory [time]", objective);
   line.value("--margin", "PERCENT", "Part of every memory that stays free [5%]", margin);
+}
+
+/// What belongs to PyTorch under the engine; it is set already.
+void WorkloadFlags::set_software(Request& request) const {
+  if (!adam.empty()) {
+    request.adam = parse_adam_form(adam, "--adam");
+    if (request.engine != Engine::fsdp2) {
+      throw InputError(fmt::format("--adam: expected --engine fsdp2 beside it, got {}", to_string(request.engine)));
+    }
+  }
+  if (alloc_conf.empty()) return;
+  parse_allocator_options(alloc_conf);
+  if (request.engine == Engine::zeroplan) {
+    throw InputError(
+        "--alloc-conf: expected --engine deepspeed or fsdp2 beside it: the zeroplan engine lays memory out by itself");
+  }
+  request.allocator_conf = alloc_conf;
 }
 
 Request WorkloadFlags::request() const {
@@ -95,6 +122,7 @@ Request WorkloadFlags::request() const {
     request.constraints.micro_batch = parse_integer(micro_batch, "--micro-batch", 1, kLargestMicroBatch);
   }
   if (!engine.empty()) request.engine = parse_engine(engine, "--engine");
+  set_software(request);
   if (!objective.empty()) request.objective = parse_objective(objective, "--objective");
   if (!margin.empty()) request.margin = parse_margin(margin, "--margin");
   num_tokens();

@@ -13,7 +13,7 @@ namespace zeroplan {
 /// What is trained and which choices are fixed; the machine is apart.
 struct WorkloadFlags {
   std::string model, seq_len, global_batch, precision, trainable;
-  std::string zero, offload, recompute, micro_batch, engine;
+  std::string zero, offload, recompute, micro_batch, engine, adam, alloc_conf;
   std::string objective, margin, tokens;
 
   void add_to(CommandLine& line);
@@ -21,6 +21,9 @@ struct WorkloadFlags {
   Request request() const;
   /// `--tokens`; nothing when it was not given.
   std::optional<double> num_tokens() const;
+
+ private:
+  void set_software(Request& request) const;
 };
 
 /// Which machine.

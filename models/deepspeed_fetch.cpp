@@ -84,7 +84,9 @@ TapeId ParameterFetcher::bring_up_shard(const Parameter& parameter, Stream strea
     tape_.work(Stream::nvme_read, Copy{Memory::nvme, Memory::pinned, bytes});
     tape_.host_waits(Stream::nvme_read);
   }
-  tape_.work(stream, Copy{Memory::pinned, Memory::hbm, bytes}, {{up, Access::write}});
+  // The flat buffer of what is trained is pinned whatever pin_memory says.
+  const bool pinned = parameter.trainable || job_.config.offload_param.pin_memory;
+  tape_.work(stream, Copy{pinned ? Memory::pinned : Memory::dram, Memory::hbm, bytes}, {{up, Access::write}});
   return up;
 }
 

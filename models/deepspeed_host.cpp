@@ -89,7 +89,8 @@ class HostList {
     add("optimizer swap buffers", aligned(4 * largest), HostKind::locked, count > 0 ? count : kDefaultOptimizerBuffers);
   }
 
-  /// The flat buffer is pinned whatever pin_memory says; shards were pinned one by one before and stay in the cache.
+  /// The flat buffer of what is trained is pinned whatever pin_memory says; its shards were pinned one by one before
+  /// and stay in the cache. Frozen ones stay as they were loaded.
   void parameters() {
     const DeepSpeedConfig& config = job_.config;
     if (config.parameters_on_nvme()) {
@@ -99,11 +100,15 @@ class HostList {
       return;
     }
     add("weight shards", weight_size_ * owned_, HostKind::pinned);
-    if (!config.offload_param.pin_memory) return;
-    std::map<std::int64_t, std::int64_t> counts;
-    for (const EagerParameter& parameter : step_.parameters) ++counts[ceil_div(parameter.elements, job_.shard_ranks())];
-    for (const auto& [elements, count] : counts) {
-      add("cached pinned blocks of single shards", weight_size_ * elements, HostKind::pinned, count);
+    const bool pin = config.offload_param.pin_memory;
+    std::map<std::pair<bool, std::int64_t>, std::int64_t> counts;  // by frozen and elements
+    for (const EagerParameter& parameter : step_.parameters)
+      ++counts[{!parameter.trainable, ceil_div(parameter.elements, job_.shard_ranks())}];
+    for (const auto& [shard, count] : counts) {
+      const auto& [frozen, elements] = shard;
+      if (frozen) add("frozen weight shards", weight_size_ * elements, pinned_if(pin), count);
+      if (!frozen && pin)
+        add("cached pinned blocks of single shards", weight_size_ * elements, HostKind::pinned, count);
     }
   }
 

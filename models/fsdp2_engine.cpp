@@ -20,9 +20,9 @@ std::int64_t shard_elements(const EagerParameter& parameter, int ranks) {
 }
 
 /// What AdamW reads and writes of a share, in passes over it. Fused: gradient, parameter and moments read, all but the
-/// gradient written. Grouped, an operation after the other (torch 2.11, _multi_tensor_adam): decay 2, lerp 3, mul 2,
-/// addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
-constexpr std::int64_t kFusedPasses = 7, kGroupedPasses = 20;
+/// gradient written. An operation after the other (torch 2.11, _multi_tensor_adam and _single_tensor_adam): decay 2,
+/// lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
+constexpr std::int64_t kFusedPasses = 7, kUnfusedPasses = 20;
 
 /// What fully_shard() makes of a block, or of the root.
 struct Unit {
@@ -73,7 +73,9 @@ class Fsdp2Engine final : public EngineHooks {
   void reduce(Unit& unit);
   TapeId reduce_scatter(Unit& unit);
   void add_moments();
-  std::vector<TapeId> roots_of_moments();
+  TapeId temporary(std::size_t parameter);
+  void adam_on_gpu(const AdamStep& step);
+  void adam_by_parameter();
 
   const EagerStep& step_;
   Fsdp2Options options_;
@@ -322,12 +324,14 @@ void Fsdp2Engine::backward_end() {
   reduce_input_ = kNoBuffer;
 }
 
-/// The optimizer makes its states in its first step: a step count of 4 bytes and two moments a parameter.
+/// The optimizer makes its states in its first step: two moments a parameter and, for the fused kernel, a step count of
+/// 4 bytes (other forms keep it on the host).
 void Fsdp2Engine::add_moments() {
   for (std::size_t p = 0; p < shards_.size(); ++p) {
     if (!step_.parameters[p].trainable) continue;
     const auto block = static_cast<std::int16_t>(units_[at(unit_of_parameter_[p])].block);
-    tape_.alloc({size_of(DType::fp32), Pool::compute, BufferRole::moments, Owner::optimizer, block});
+    if (options_.adam == AdamForm::fused)
+      tape_.alloc({size_of(DType::fp32), Pool::compute, BufferRole::moments, Owner::optimizer, block});
     for (int i = 0; i < 2; ++i) {
       tape_.alloc({size(shards_[p], options_.parameters), Pool::compute, BufferRole::moments, Owner::optimizer, block});
     }
@@ -335,33 +339,51 @@ void Fsdp2Engine::add_moments() {
   moments_made_ = true;
 }
 
-/// What the grouped AdamW holds while it updates all parameters; the caller frees it.
-std::vector<TapeId> Fsdp2Engine::roots_of_moments() {
-  std::vector<TapeId> roots;
+TapeId Fsdp2Engine::temporary(std::size_t parameter) {
+  const auto block = static_cast<std::int16_t>(units_[at(unit_of_parameter_[parameter])].block);
+  return tape_.alloc(
+      {size(shards_[parameter], options_.parameters), Pool::compute, BufferRole::workspace, Owner::optimizer, block});
+}
+
+/// denom = (v.sqrt() / correction).add_(eps): the last parameter's lives until this one's is made.
+void Fsdp2Engine::adam_by_parameter() {
+  TapeId denominator = kNoBuffer;
   for (std::size_t p = 0; p < shards_.size(); ++p) {
     if (!step_.parameters[p].trainable) continue;
-    const auto block = static_cast<std::int16_t>(units_[at(unit_of_parameter_[p])].block);
-    roots.push_back(tape_.alloc(
-        {size(shards_[p], options_.parameters), Pool::compute, BufferRole::workspace, Owner::optimizer, block}));
+    const TapeId root = temporary(p);
+    const TapeId quotient = temporary(p);
+    tape_.free(root);
+    tape_.free(denominator);
+    denominator = quotient;
   }
-  return roots;
+  tape_.free(denominator);
+}
+
+void Fsdp2Engine::adam_on_gpu(const AdamStep& step) {
+  std::vector<TapeId> roots;
+  if (options_.adam == AdamForm::foreach) {
+    for (std::size_t p = 0; p < shards_.size(); ++p) {
+      if (step_.parameters[p].trainable) roots.push_back(temporary(p));
+    }
+  }
+  tape_.work(Stream::compute, step);
+  if (options_.adam == AdamForm::loop) adam_by_parameter();
+  for (const TapeId root : roots) tape_.free(root);
 }
 
 void Fsdp2Engine::update() {
   std::int64_t owned = 0;
   for (std::size_t p = 0; p < shards_.size(); ++p) owned += step_.parameters[p].trainable ? shards_[p] : 0;
   if (!moments_made_ && !options_.offload) add_moments();
-  const std::int64_t passes = options_.foreach_adam ? kGroupedPasses : kFusedPasses;
-  const std::int64_t traffic = passes * size(owned, options_.parameters);
-  const std::vector<TapeId> roots = options_.foreach_adam ? roots_of_moments() : std::vector<TapeId>();
+  const std::int64_t passes = options_.adam == AdamForm::fused ? kFusedPasses : kUnfusedPasses;
+  const Bytes traffic(static_cast<double>(passes * size(owned, options_.parameters)));
   if (options_.offload) {
     tape_.host_waits(Stream::reduce);
-    tape_.work(Stream::host, AdamStep{owned, UpdateOn::host, Bytes(static_cast<double>(traffic))});
+    tape_.work(Stream::host, AdamStep{owned, UpdateOn::host, traffic});
     tape_.host_waits(Stream::host);
   } else {
-    tape_.work(Stream::compute, AdamStep{owned, UpdateOn::device, Bytes(static_cast<double>(traffic))});
+    adam_on_gpu({owned, UpdateOn::device, traffic});
   }
-  for (const TapeId root : roots) tape_.free(root);
   for (Unit& unit : units_) {
     tape_.free(unit.reduced);
     unit.reduced = kNoBuffer;
@@ -376,7 +398,7 @@ void check(const Fsdp2Options& options) {
     throw InputError(fmt::format("fsdp2: shard group: expected a divisor of {} ranks, found {}", options.ranks,
                                  options.shard_ranks));
   }
-  if (options.foreach_adam && options.offload) {
+  if (options.adam == AdamForm::foreach && options.offload) {
     throw InputError("fsdp2: foreach AdamW: expected without offload: torch does not group on the CPU");
   }
   for (const DType type : {options.parameters, options.compute, options.reduction}) {

@@ -9,6 +9,7 @@
 #include "models/eager_step.h"
 #include "models/engine_host.h"
 #include "models/engine_walk.h"
+#include "models/plan.h"
 
 namespace zeroplan {
 
@@ -23,16 +24,18 @@ struct Fsdp2Options {
   DType compute = DType::bf16;
   DType reduction = DType::fp32;  // MixedPrecisionPolicy.reduce_dtype
   bool offload = false;           // CPUOffloadPolicy: parameters, gradients and optimizer on the host
-  /// torch.optim.AdamW without fused=True: its grouped form holds the square roots of a rank's second moments at once
-  /// (torch 2.11, optim/adam.py, _multi_tensor_adam: _foreach_sqrt).
-  bool foreach_adam = false;
+  /// Of the update on the GPU (torch 2.11, optim/adam.py): foreach, what torch.optim.AdamW chooses by itself for
+  /// sharded parameters on a GPU, holds the square roots of a rank's second moments at once (_multi_tensor_adam:
+  /// _foreach_sqrt); loop those of a parameter and two more of its size (_single_tensor_adam: denom). On the host it is
+  /// the loop, and no GPU memory.
+  AdamForm adam = AdamForm::fused;
 
   int group() const { return shard_ranks == 0 ? ranks : shard_ranks; }
   bool mixed() const { return parameters != compute; }
 };
 
 /// Throws InputError naming the option when ranks are not a multiple of the shard group, a type is not a float type, or
-/// foreach_adam is asked for on the host, where torch does not group.
+/// AdamW is to group on the host, where torch does not.
 void check(const Fsdp2Options& options);
 
 /// The engine keeps references to the step and the tape.

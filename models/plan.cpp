@@ -29,6 +29,8 @@ constexpr std::array kTiers{Name{Tier::hbm, "gpu"}, Name{Tier::host, "host"}, Na
 constexpr std::array kUpdates{Name{UpdateOn::host, "host"}, Name{UpdateOn::device, "gpu"}};
 constexpr std::array kReduces{Name{ReduceEach::step, "step"}, Name{ReduceEach::micro_step, "micro_step"}};
 constexpr std::array kScalings{Name{LossScaling::none, "none"}, Name{LossScaling::dynamic, "dynamic"}};
+constexpr std::array kAdamForms{Name{AdamForm::fused, "fused"}, Name{AdamForm::foreach, "foreach"},
+                                Name{AdamForm::loop, "loop"}};
 constexpr std::array kDTypes{Name{DType::bf16, "bf16"}, Name{DType::fp16, "fp16"}, Name{DType::fp32, "fp32"}};
 
 template <class Table, class E>
@@ -58,6 +60,7 @@ std::string_view to_string(Tier value) { return name_of(kTiers, value); }
 std::string_view to_string(UpdateOn value) { return name_of(kUpdates, value); }
 std::string_view to_string(ReduceEach value) { return name_of(kReduces, value); }
 std::string_view to_string(LossScaling value) { return name_of(kScalings, value); }
+std::string_view to_string(AdamForm value) { return name_of(kAdamForms, value); }
 
 Placement Placement::all(Tier tier, int blocks) {
   Placement p;
@@ -88,6 +91,7 @@ class PlanChecker {
     sharding();
     placement();
     precision();
+    software();
     if (p_.engine != Engine::zeroplan) other_engine();
   }
 
@@ -170,6 +174,18 @@ class PlanChecker {
             "expected \"dynamic\" with fp16 weights");
   }
 
+  /// What of PyTorch's own choices belongs to one engine.
+  void software() const {
+    require(p_.adam == AdamForm::fused || p_.engine == Engine::fsdp2, "adam",
+            "expected \"fused\": the form of torch's AdamW is a choice under fsdp2 only");
+    require(p_.allocator_conf.empty() || p_.engine != Engine::zeroplan, "allocator_conf",
+            "expected none: the zeroplan engine lays memory out by itself");
+    // It is written into launch.sh; PyTorch's own reader takes no other characters.
+    constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:,.>[]";
+    require(p_.allocator_conf.find_first_not_of(kPlain) == std::string::npos && p_.allocator_conf.size() <= 1000,
+            "allocator_conf", "expected a value of PYTORCH_CUDA_ALLOC_CONF such as expandable_segments:True");
+  }
+
   /// What DeepSpeed and FSDP2 cannot follow: they checkpoint whole layers, all or none, and keep states of a kind in
   /// one tier, gradients on the GPU.
   void other_engine() const {
@@ -194,6 +210,8 @@ class PlanChecker {
     require(p_.zero_stage >= 2, "zero_stage", "expected 2 or 3 under fsdp2", p_.zero_stage);
     require(p_.optimizer.nvme == 0 && p_.optimizer.host == p_.parameters.host, "optimizer",
             "expected to lie where the parameters lie, GPU or host, under fsdp2");
+    require(p_.optimizer.hbm == blocks_ || p_.adam == AdamForm::loop, "adam",
+            "expected \"loop\" with states on the host: other forms there are not known", to_string(p_.adam));
   }
 
   const Plan& p_;
@@ -232,6 +250,8 @@ std::string describe(const Plan& plan) {
     text += fmt::format(" of {} layers", plan.recompute_layers);
   }
   text += fmt::format(", micro-batch {} x {}", plan.micro_batch, plan.accumulation);
+  const bool on_gpu = plan.optimizer.hbm == plan.optimizer.total();
+  if (on_gpu && plan.adam != AdamForm::fused) text += fmt::format(", {} AdamW", to_string(plan.adam));
   return text;
 }
 
@@ -272,6 +292,8 @@ Json plan_json(const Plan& p) {
   j["loss_chunk_tokens"] = p.loss_chunk_tokens;
   j["clip_norm"] = p.clip_norm;
   j["loss_scaling"] = to_string(p.loss_scaling);
+  if (p.engine == Engine::fsdp2) j["adam"] = to_string(p.adam);
+  if (!p.allocator_conf.empty()) j["allocator_conf"] = p.allocator_conf;
   return j;
 }
 
@@ -305,14 +327,41 @@ Precision read_precision(const JsonValue& j) {
   return p;
 }
 
+/// Files of before this key are of what was planned then: fused, and the loop on the host.
+AdamForm read_adam(const JsonValue& j, const Plan& p) {
+  const JsonValue* adam = j.find("adam");
+  if (adam == nullptr) {
+    const bool on_host = p.engine == Engine::fsdp2 && p.optimizer.hbm < p.optimizer.total();
+    return on_host ? AdamForm::loop : AdamForm::fused;
+  }
+  if (p.engine != Engine::fsdp2) adam->fail("no such key but with \"engine\": \"fsdp2\"");
+  return value_of(kAdamForms, *adam);
+}
+
 Plan read_plan_keys(const JsonValue& j) {
-  j.require_only({"engine",          "ranks",        "shard_ranks",
-                  "zero_stage",      "trainable",    "seq_len",
-                  "micro_batch",     "accumulation", "precision",
-                  "optimizer",       "parameters",   "gradients",
-                  "update",          "recompute",    "recompute_layers",
-                  "prefetch_layers", "reduce_each",  "loss_chunk_tokens",
-                  "clip_norm",       "loss_scaling", "state_bytes_per_parameter"});
+  j.require_only({"engine",
+                  "ranks",
+                  "shard_ranks",
+                  "zero_stage",
+                  "trainable",
+                  "seq_len",
+                  "micro_batch",
+                  "accumulation",
+                  "precision",
+                  "optimizer",
+                  "parameters",
+                  "gradients",
+                  "update",
+                  "recompute",
+                  "recompute_layers",
+                  "prefetch_layers",
+                  "reduce_each",
+                  "loss_chunk_tokens",
+                  "clip_norm",
+                  "loss_scaling",
+                  "state_bytes_per_parameter",
+                  "adam",
+                  "allocator_conf"});
   Plan p;
   p.engine = value_of(kEngines, j.at("engine"));
   p.ranks = static_cast<int>(j.at("ranks").as_int(1, 1 << 20));
@@ -334,6 +383,8 @@ Plan read_plan_keys(const JsonValue& j) {
   p.loss_chunk_tokens = j.at("loss_chunk_tokens").as_int(1, std::int64_t{1} << 40);
   p.clip_norm = j.at("clip_norm").as_real(0, 1e30);
   p.loss_scaling = value_of(kScalings, j.at("loss_scaling"));
+  p.adam = read_adam(j, p);
+  if (const JsonValue* conf = j.find("allocator_conf")) p.allocator_conf = conf->as_string();
   if (const JsonValue* stated = j.find("state_bytes_per_parameter")) {
     const int bytes = p.precision.state_bytes_per_parameter();
     if (stated->as_int(0, 64) != bytes) stated->fail(fmt::format("{}, which follows from \"precision\"", bytes));

@@ -22,6 +22,10 @@ enum class UpdateOn : std::uint8_t { host, device };
 /// When gradients cross ranks under gradient accumulation.
 enum class ReduceEach : std::uint8_t { step, micro_step };
 enum class LossScaling : std::uint8_t { none, dynamic };
+/// How torch.optim.AdamW updates a rank's share under FSDP2: one kernel for all, one kernel an operation over all
+/// parameters (foreach=True, what it chooses by itself on a GPU), or parameter by parameter (foreach=False, what it
+/// chooses on the host).
+enum class AdamForm : std::uint8_t { fused, foreach, loop };
 
 std::string_view to_string(Engine value);
 std::string_view to_string(Recompute value);
@@ -29,6 +33,7 @@ std::string_view to_string(Tier value);
 std::string_view to_string(UpdateOn value);
 std::string_view to_string(ReduceEach value);
 std::string_view to_string(LossScaling value);
+std::string_view to_string(AdamForm value);
 
 /// How many of the model's blocks (embedding, layers, head: `ModelSpec::sequence`) keep a state on each tier: the first
 /// `hbm` blocks in execution order in HBM, the next `host` in host memory, the last `nvme` on disk.
@@ -79,6 +84,10 @@ struct Plan {
   std::int64_t loss_chunk_tokens = 2048;
   double clip_norm = 1.0;  // global gradient norm; 0: no clipping
   LossScaling loss_scaling = LossScaling::none;
+  AdamForm adam = AdamForm::fused;  // under FSDP2; loop with states on the host
+  /// PYTORCH_CUDA_ALLOC_CONF of the run, under DeepSpeed and FSDP2: memory is replayed with it and launch.sh sets it.
+  /// Empty: PyTorch's defaults. parse_allocator_options() reads it.
+  std::string allocator_conf;
 
   std::int64_t global_batch() const { return micro_batch * accumulation * ranks; }
   TokenShape micro_step() const { return {micro_batch, seq_len}; }

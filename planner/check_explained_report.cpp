@@ -27,6 +27,7 @@ std::string owners_text(const EnginePrediction& prediction) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+/// Whole messages, as PyTorch's calls have them.
 std::string traffic_text(const Traffic& t) {
   std::vector<std::string> parts;
   const std::pair<std::string_view, Bytes> kinds[] = {
@@ -57,7 +58,10 @@ std::string stages_text(const CheckPrediction& p, const ReportStyle& style) {
 std::string gains_text(const CheckPrediction& p, const ReportStyle& style) {
   if (p.gains.empty()) return "";
   TextTable table({{"allocated"}, {"reserved"}, {"host"}, {"turned alone", Align::left}});
-  const auto less = [](Bytes gain) { return fmt::format("{:+.1f} GiB", gain.base() == 0 ? 0.0 : -gain.base() / kGiB); };
+  const auto less = [](Bytes gain) {
+    const double gib = -gain.base() / kGiB;
+    return fmt::format("{:+.1f} GiB", std::abs(gib) < 0.05 ? 0.0 : gib);  // no "-0.0"
+  };
   for (const Gain& gain : p.gains) {
     std::vector<std::string> changes;
     for (const KeyChange& change : gain.changes) changes.push_back(fmt::format("{}: {}", change.key, change.to));
@@ -195,6 +199,7 @@ void add_run(const EnginePrediction& e, Json& j) {
     if (held > Bytes()) j["breakdown"][std::string(to_string(static_cast<Owner>(i)))] = bytes(held);
   }
   j["traffic"] = traffic_json(e.traffic);
+  j["traffic"]["sent_bytes"] = bytes(e.sent);
 }
 
 }  // namespace
@@ -202,7 +207,11 @@ void add_run(const EnginePrediction& e, Json& j) {
 std::vector<std::pair<std::string, std::string>> memory_details(const EnginePrediction& prediction) {
   std::vector<std::pair<std::string, std::string>> lines{{"at the highest moment", owners_text(prediction)}};
   std::string moved = traffic_text(prediction.traffic);
-  if (!moved.empty()) lines.emplace_back("a rank's step moves", std::move(moved));
+  if (!moved.empty()) lines.emplace_back("messages of a step", std::move(moved));
+  if (prediction.sent.base() >= 1e6) {
+    lines.emplace_back("each rank sends", fmt::format("{:.2f} GB of them when collectives go round as rings",
+                                                      prediction.sent.base() / 1e9));
+  }
   return lines;
 }
 

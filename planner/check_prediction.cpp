@@ -104,8 +104,9 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const 
   }
   run.offload_parameters = c.parameters_on_host();
   run.parameters_on_nvme = c.parameters_on_nvme();
-  run.pinned = (!c.optimizer_on_host() || c.offload_optimizer.pin_memory) &&
-               (!c.parameters_on_host() || c.offload_param.pin_memory);
+  run.pinned = !c.optimizer_on_host() || c.offload_optimizer.pin_memory;
+  // DeepSpeed pins the flat buffer of trained parameters whatever offload_param says.
+  run.pinned_parameters = !c.parameters_on_host() || c.offload_param.pin_memory || w.lora_rank == 0;
   return run;
 }
 
@@ -209,6 +210,9 @@ void assume_rest(const DeepSpeedConfig& c, const CheckWorkload& flags, std::vect
   }
   assumptions.push_back(
       {"training", "one model on given tokens", "no reference or reward model, generation (RL) or evaluation"});
+  if (flags.allocator_conf.empty()) {
+    assumptions.push_back({"PYTORCH_CUDA_ALLOC_CONF", "not set", "PyTorch's defaults; --alloc-conf"});
+  }
   if (c.stage == 3) assumptions.push_back({"loading", "under deepspeed.zero.Init", "stage 3"});
   if (!c.optimizer) {
     assumptions.push_back({"optimizer", "AdamW of DeepSpeed's own", "none in the file: the script passes one"});
@@ -224,6 +228,7 @@ EngineWorkload workload_of(const DeepSpeedConfig& config, const CheckInput& inpu
   w.checkpointing = flags.checkpointing.value_or(false);
   w.type = config.precision;
   w.lora_rank = flags.lora_rank;
+  w.allocator_conf = flags.allocator_conf;
   assume_rest(config, flags, assumptions);
   return w;
 }

@@ -24,6 +24,7 @@ struct CheckWorkload {
   std::optional<std::int64_t> global_batch;  // where the file has none
   std::optional<bool> checkpointing;         // of every layer; default: none
   std::int64_t lora_rank = 0;                // 0: all is trained
+  std::string allocator_conf;                // PYTORCH_CUDA_ALLOC_CONF of the run; empty: PyTorch's defaults
   double margin = 0.05;                      // of GPU and host, stays free
   ReleaseMonth release;                      // of DeepSpeed; year 0: 0.19
 };

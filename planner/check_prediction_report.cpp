@@ -40,9 +40,10 @@ std::string verdict_of(const EngineFit& fit) {
 
 std::string run_text(const RunPrediction& run) {
   const EngineWorkload& w = run.workload;
-  return fmt::format("micro-batch {} x {}, {} tokens, {}, {}{}", w.tokens.batch, w.accumulation, w.tokens.seq_len,
+  return fmt::format("micro-batch {} x {}, {} tokens, {}, {}{}{}", w.tokens.batch, w.accumulation, w.tokens.seq_len,
                      to_string(w.type), w.checkpointing ? "every layer checkpointed" : "no checkpointing",
-                     w.lora_rank > 0 ? fmt::format(", LoRA of rank {}", w.lora_rank) : "");
+                     w.lora_rank > 0 ? fmt::format(", LoRA of rank {}", w.lora_rank) : "",
+                     w.allocator_conf.empty() ? "" : ", PYTORCH_CUDA_ALLOC_CONF=" + w.allocator_conf);
 }
 
 std::string line_of(std::string_view name, const std::string& value) {
@@ -190,6 +191,7 @@ Json run_json(const RunPrediction& run, int ranks_per_node) {
                    {"precision", to_string(w.type)},
                    {"recompute", w.checkpointing ? "full" : "none"},
                    {"lora_rank", w.lora_rank}};
+  if (!w.allocator_conf.empty()) j["workload"]["allocator_conf"] = w.allocator_conf;
   if (run.memory) {
     j["fits"] = run.memory->fits();
     j["gpu"] = gpu_json(*run.memory);

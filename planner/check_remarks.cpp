@@ -16,6 +16,8 @@ constexpr double kNoticeable = 0.02;  // of a GPU's memory: below it a term is n
 
 std::string gb(Bytes bytes) { return fmt::format("{:.1f} GB", bytes.base() / 1e9); }
 
+std::string ranks_text(int ranks) { return ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks); }
+
 /// How running out shows, so that the right memory is looked at.
 void symptoms(const RunPrediction& run, Remarks& remarks) {
   const EngineFit& fit = *run.memory;
@@ -36,24 +38,26 @@ const StageRow* row_of(const CheckPrediction& p, int stage) {
 }
 
 /// A higher stage that needs more than a lower one.
-void stage_order(const CheckPrediction& p, int stage, Remarks& remarks) {
+void stage_order(const CheckPrediction& p, const CheckInput& input, int stage, Remarks& remarks) {
   const StageRow* own = row_of(p, stage);
   if (own == nullptr || stage == 0) return;
   const StageRow* least = own;
   for (const StageRow& row : p.stages) {
     if (row.stage < stage && row.run.memory->allocated < least->run.memory->allocated) least = &row;
   }
-  if (least == own) return;
-  const std::string more = format_gib(own->run.memory->allocated - least->run.memory->allocated);
+  const Bytes difference = own->run.memory->allocated - least->run.memory->allocated;
+  if (difference < input.machine->gpu.memory * (kNoticeable / 4)) return;
+  const std::string more = format_gib(difference);
+  const std::string ranks = ranks_text(p.run.workload.ranks);
   remarks.push_back(
       stage == 3
           ? fmt::format("Stage 3 allocates {} more than stage {}: gathered layers, prefetch and the permanent bucket "
-                        "outweigh the share of weights that it saves on {} ranks.",
-                        more, least->stage, p.run.workload.ranks)
+                        "outweigh the share of weights that it saves on {}.",
+                        more, least->stage, ranks)
           : fmt::format("Stage {} allocates {} more than stage {}: its bucket is there in backward, when activations "
-                        "peak, and outweighs the share of states that it saves on {} ranks. contiguous_gradients "
+                        "peak, and outweighs the share of states that it saves on {}. contiguous_gradients "
                         "false, a smaller reduce_bucket_size or checkpointing lower it.",
-                        stage, more, least->stage, p.run.workload.ranks));
+                        stage, more, least->stage, ranks));
 }
 
 /// Which bytes a parameter are counted, and why: papers say 16, frameworks 14 to 24.
@@ -85,10 +89,9 @@ void crossover(const CheckPrediction& p, const CheckInput& input, const DeepSpee
   if (crossing <= parameters) return;
   remarks.push_back(
       fmt::format("Below about {} parameters the buffers of stage {} ({}) outweigh the {:.1f} bytes a parameter that "
-                  "it saves on {} "
-                  "rank{}: this model has {}. Stage 0, or a smaller reduce_bucket_size.",
+                  "it saves on {}: this model has {}. Stage 0, or a smaller reduce_bucket_size.",
                   format_count(static_cast<std::int64_t>(crossing)), config.stage, format_gib(buffers),
-                  std::max(0.0, saved), ranks, ranks == 1 ? "" : "s", format_count(input.model->parameters())));
+                  std::max(0.0, saved), ranks_text(ranks), format_count(input.model->parameters())));
 }
 
 /// Stage 3 gathers whole tensors: no bucket, sequence or overlap makes the largest smaller.
@@ -173,12 +176,21 @@ void scores(const CheckPrediction& p, const CheckInput& input, Remarks& remarks)
       format_count(t.batch * heads), format_count(t.seq_len), format_count(t.seq_len), format_gib(each)));
 }
 
-void reductions(const CheckPrediction& p, const DeepSpeedConfig& config, Remarks& remarks) {
+/// How much a micro-step gathers: once to three times the weights, by what is kept between uses.
+std::string gathers_text(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config) {
+  if (config.stage != 3) return "";
+  if (!p.run.memory) return " and gathers weights in each";
+  const Bytes all =
+      bytes_of(input.model->parameters(), config.precision) * static_cast<double>(p.run.workload.accumulation);
+  return fmt::format(" and gathers {:.1f} x the weights in each", p.run.memory->prediction.traffic.all_gather / all);
+}
+
+void reductions(const CheckPrediction& p, const CheckInput& input, const DeepSpeedConfig& config, Remarks& remarks) {
   if (config.stage < 2 || p.run.workload.accumulation == 1 || p.run.workload.ranks == 1) return;
   const StageRow* first = row_of(p, 1);
   remarks.push_back(
       fmt::format("Stage {} reduces gradients in each of the {} micro-steps{}; stage 1 once a step{}.", config.stage,
-                  p.run.workload.accumulation, config.stage == 3 ? " and gathers weights twice in each" : "",
+                  p.run.workload.accumulation, gathers_text(p, input, config),
                   first != nullptr && first->run.memory->fits() ? ", and it fits here: on slow links prefer it" : ""));
 }
 
@@ -228,7 +240,7 @@ std::vector<std::string> check_remarks(const CheckPrediction& p, const CheckInpu
   if (p.run.memory) {
     symptoms(p.run, remarks);
     pressure(p.run, remarks);
-    stage_order(p, config.stage, remarks);
+    stage_order(p, input, config.stage, remarks);
     idle_knobs(p, remarks);
     loss(p, input, facts.loss, remarks);
   }
@@ -237,7 +249,7 @@ std::vector<std::string> check_remarks(const CheckPrediction& p, const CheckInpu
   largest_request(p, input, config, facts.largest, remarks);
   adapters(p, input, config, remarks);
   scores(p, input, remarks);
-  reductions(p, config, remarks);
+  reductions(p, input, config, remarks);
   offload(p.run, config, remarks);
   return remarks;
 }

@@ -88,6 +88,7 @@ struct EngineFitter::State {
     EngineEnvironment e;
     e.cublas_workspace = blas_workspace(machine.gpu);
     e.cost = &cost;
+    e.allocator = parse_allocator_options(w.allocator_conf);
     if (w.ranks > 1) e.communicators = cost.communicator_memory();
     return e;
   }

@@ -39,6 +39,7 @@ struct EngineWorkload {
   bool keeps_operators = false;
   bool offloads_checkpoints = false;
   EagerCode code = EagerCode::transformers;
+  std::string allocator_conf = {};  // PYTORCH_CUDA_ALLOC_CONF, as parse_allocator_options() reads it
 };
 
 struct EngineFit {

@@ -9,6 +9,17 @@ namespace zeroplan {
 namespace {
 
 bool on_nvme(const Placement& where) { return where.nvme > 0; }
+OptimizerSoftware software_of(AdamForm form) {
+  switch (form) {
+    case AdamForm::fused:
+      return OptimizerSoftware::torch_fused;
+    case AdamForm::foreach:
+      return OptimizerSoftware::torch_foreach;
+    case AdamForm::loop:
+      return OptimizerSoftware::torch_loop;
+  }
+  return OptimizerSoftware::torch_fused;
+}
 bool on_nvme(const Plan& plan) { return on_nvme(plan.optimizer) || on_nvme(plan.parameters); }
 
 }  // namespace
@@ -25,7 +36,7 @@ EngineTimeRun engine_time_run(const Plan& p, const ModelSpec& model) {
   run.recompute = p.recompute == Recompute::none ? TimedRecompute::none : TimedRecompute::full;
   run.type = p.precision.weights;
   run.reduction = deepspeed ? p.precision.gradients : DType::fp32;
-  run.optimizer = deepspeed ? OptimizerSoftware::deepspeed : OptimizerSoftware::torch_fused;
+  run.optimizer = deepspeed ? OptimizerSoftware::deepspeed : software_of(p.adam);
   if (usual_attention(model) == EagerAttention::eager) run.attention = AttentionSoftware::unfused;
   const bool offloaded = p.optimizer.hbm < p.optimizer.total();
   if (offloaded) run.offload_optimizer = OffloadedOptimizer::host;
@@ -49,6 +60,7 @@ EngineWorkload engine_workload(const Plan& p) {
   w.checkpointing = p.recompute != Recompute::none;
   w.type = p.precision.weights;
   w.lora_rank = p.lora_rank;
+  w.allocator_conf = p.allocator_conf;
   return w;
 }
 
@@ -59,6 +71,7 @@ Fsdp2Options fsdp2_options(const Plan& p) {
   o.reshard_after_forward = o.reshard_root = p.zero_stage == 3;
   o.compute = p.precision.weights;
   o.offload = p.parameters.hbm < p.parameters.total();
+  o.adam = p.adam;
   return o;
 }
 

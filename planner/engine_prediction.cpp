@@ -83,29 +83,79 @@ void add(Traffic& sum, const Traffic& more, double times) {
   for (const auto lane : kLanes) sum.*lane += times * (more.*lane);
 }
 
+/// Calls visit(work, times) for all that the last step does; of three micro-steps the second stands for all between the
+/// first and the last.
+template <class Visit>
+void follow_steady_step(const EngineTape& tape, int accumulation, Visit visit) {
+  std::size_t begin = 0;
+  int recorded = 0;
+  for (std::size_t i = 0; i < tape.ops().size(); ++i) {
+    const TapeOp& op = tape.ops()[i];
+    if (op.kind != TapeKind::mark) continue;
+    if (op.mark == Mark::step_begin) begin = i, recorded = 0;
+    if (op.mark == Mark::micro_begin) ++recorded;
+  }
+  if (recorded != accumulation && (recorded != kDifferentMicroSteps || accumulation < recorded))
+    throw std::logic_error("steady_traffic: a tape of another number of micro-steps");
+  int micro_step = -1;
+  for (std::size_t i = begin; i < tape.ops().size(); ++i) {
+    const TapeOp& op = tape.ops()[i];
+    if (op.kind == TapeKind::mark && op.mark == Mark::micro_begin) ++micro_step;
+    if (op.kind != TapeKind::work || micro_step < 0) continue;
+    visit(tape.works()[op.id], micro_step == 1 && recorded < accumulation ? accumulation - 2.0 : 1.0);
+  }
+}
+
 }  // namespace
 
 Traffic steady_traffic(const EngineTape& tape, int accumulation) {
-  std::vector<Traffic> micro_steps;  // of the last step
-  for (const TapeOp& op : tape.ops()) {
-    if (op.kind == TapeKind::mark && op.mark == Mark::step_begin) micro_steps.clear();
-    if (op.kind == TapeKind::mark && op.mark == Mark::micro_begin) micro_steps.emplace_back();
-    if (op.kind == TapeKind::work && !micro_steps.empty()) count(micro_steps.back(), tape.works()[op.id]);
-  }
-  const auto recorded = static_cast<int>(micro_steps.size());
-  if (recorded != accumulation && (recorded != kDifferentMicroSteps || accumulation < recorded))
-    throw std::logic_error("steady_traffic: a tape of another number of micro-steps");
   Traffic sum;
-  for (std::size_t m = 0; m < micro_steps.size(); ++m) {
-    // The second of three stands for all between the first and the last.
-    add(sum, micro_steps[m], m == 1 && recorded < accumulation ? accumulation - 2 : 1);
+  follow_steady_step(tape, accumulation, [&](const Work& work, double times) {
+    Traffic one;
+    count(one, work);
+    add(sum, one, times);
+  });
+  return sum;
+}
+
+int EngineRecording::members(Group group) const {
+  switch (group) {
+    case Group::all:
+      return ranks;
+    case Group::shard:
+      return shard_ranks;
+    case Group::replica:
+      return ranks / shard_ranks;
   }
+  return ranks;
+}
+
+Bytes steady_sent(const EngineRecording& r) {
+  Bytes sum;
+  follow_steady_step(r.tape, r.accumulation, [&](const Work& work, double times) {
+    const auto* collective = std::get_if<Collective>(&work);
+    if (collective == nullptr) return;
+    const double members = r.members(collective->group);
+    const double passes = collective->kind == CollectiveKind::all_reduce ? 2 : 1;
+    sum += collective->message() * (times * passes * (members - 1) / members);
+  });
   return sum;
 }
 
 Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment) {
   return job.zero_init ? environment.deepspeed_zero_init_process : environment.deepspeed_process;
 }
+
+namespace {
+
+/// Of collectives in Group::shard: MiCS' group, hpZ's, or the node that qgZ exchanges in first.
+int group_of_shards(const DeepSpeedJob& job) {
+  if (job.config.hpz()) return static_cast<int>(job.config.hpz_ranks);
+  const bool nodes = job.ranks_per_node > 0 && job.ranks % job.ranks_per_node == 0;
+  return job.config.quantized_gradients && !job.config.mics() && nodes ? job.ranks_per_node : job.shard_ranks();
+}
+
+}  // namespace
 
 EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
                                  const EngineEnvironment& environment) {
@@ -114,7 +164,8 @@ EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const
   const EngineRun run{steps_until_steady(job), micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_deepspeed_engine(step, job, r.tape), step, run, r.tape);
   r.accumulation = job.accumulation;
-  r.alone = job.ranks == 1;
+  r.ranks = job.ranks;
+  r.shard_ranks = group_of_shards(job);
   r.counting = PeakCounting::each_phase;
   r.host = deepspeed_host_memory(step, job);
   r.process = process_of(job, environment);
@@ -129,7 +180,8 @@ EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accum
   const EngineRun run{kSteadySteps, micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_fsdp2_engine(step, options, r.tape), step, run, r.tape);
   r.accumulation = accumulation;
-  r.alone = options.ranks == 1;
+  r.ranks = options.ranks;
+  r.shard_ranks = options.group();
   r.counting = PeakCounting::since_step;
   r.host = fsdp2_host_memory(step, options);
   r.process = environment.fsdp2_process;
@@ -140,8 +192,9 @@ EnginePrediction predict(const EngineRecording& r, const EngineEnvironment& envi
   EnginePrediction prediction;
   run(r, environment, detail, prediction);
   prediction.traffic = steady_traffic(r.tape, r.accumulation);
-  if (r.alone)
+  if (r.alone())
     prediction.traffic.all_gather = prediction.traffic.reduce_scatter = prediction.traffic.all_reduce = Bytes();
+  prediction.sent = r.alone() ? Bytes() : steady_sent(r);
   prediction.host_use = host_use(r.host);
   prediction.device_used = prediction.reserved + environment.context + environment.libraries +
                            environment.communicators + prediction.host_use.device_page_tables();

@@ -45,6 +45,7 @@ struct EnginePrediction {
   Bytes host;           // resident set of the process
   HostUse host_use;     // the engine's part of it
   Traffic traffic;      // of the steady step
+  Bytes sent;           // by a rank in it, collectives going round as rings
   OwnerBytes owners{};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
 
@@ -55,6 +56,10 @@ inline constexpr int kDifferentMicroSteps = 3;
 /// What collectives and copies of the tape's last step move, for `accumulation` micro-steps: a tape of three stands for
 /// any greater number. Throws std::logic_error when it has another number.
 Traffic steady_traffic(const EngineTape& tape, int accumulation);
+struct EngineRecording;
+/// What a rank sends in the step's collectives when they go round as rings: (n - 1) / n of a gather's or scatter's
+/// message among n, twice that of an all-reduce's.
+Bytes steady_sent(const EngineRecording& recording);
 
 /// A run under an engine from loading to its steady step, and what surrounds it: all that its memory is read off.
 struct EngineRecording {
@@ -62,8 +67,12 @@ struct EngineRecording {
   int accumulation = 1;  // of the run; the tape has at most three micro-steps a step
   PeakCounting counting = PeakCounting::each_phase;
   std::vector<HostBuffer> host;
-  Bytes process;       // resident set without `host`
-  bool alone = false;  // one rank: collectives that it calls move nothing
+  Bytes process;  // resident set without `host`
+  int ranks = 1, shard_ranks = 1;
+  /// One rank: collectives that it calls move nothing.
+  bool alone() const { return ranks == 1; }
+  /// That take part in a collective.
+  int members(Group group) const;
 };
 /// Resident set of a process without what the engine offloads.
 Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment);

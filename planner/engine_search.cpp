@@ -158,6 +158,15 @@ class EngineSearch {
                                  to_string(request_.precision), gpu.peak_fp16 ? "fp16 or fp32" : "fp32", gpu.name));
   }
 
+  void refuse_adam() const {
+    const auto& fixed = request_.constraints.offload;
+    const bool host = fixed && (fixed->what == OffloadWhat::parameters || fixed->what == OffloadWhat::all);
+    if (!host || !request_.adam || *request_.adam == AdamForm::loop) return;
+    throw InputError(
+        fmt::format("--adam {}: expected loop beside --offload: only that form is known with parameters on the host",
+                    to_string(*request_.adam)));
+  }
+
   /// Flags that leave no plan at all.
   void refuse_empty() const {
     if (answer_.search.space > 0) return;
@@ -173,6 +182,7 @@ class EngineSearch {
 
   void collect() {
     refuse_nvme();
+    refuse_adam();
     refuse_precision();
     for (const int stage : stages()) {
       for (const OffloadStyle& offload : offloads(stage)) {
@@ -193,6 +203,9 @@ class EngineSearch {
     Option option;
     option.plan = plan_of(request_, workload_, choice);
     option.plan.engine = request_.engine;
+    if (!deepspeed())
+      option.plan.adam = on_host(option.plan) ? AdamForm::loop : request_.adam.value_or(AdamForm::fused);
+    option.plan.allocator_conf = request_.allocator_conf;
     ++answer_.search.space;
     option.time = plans_.time(option.plan);
     option.tokens_per_second = tokens() / option.time.step.base();
@@ -203,6 +216,8 @@ class EngineSearch {
     options_.push_back(option);
     ++answer_.search.evaluated;
   }
+
+  static bool on_host(const Plan& plan) { return plan.optimizer.hbm < plan.optimizer.total(); }
 
   double tokens() const { return static_cast<double>(workload_.global_batch * workload_.seq_len); }
 
@@ -314,10 +329,38 @@ class EngineSearch {
     if (request_.machine.nvme.drives > 0 && !deepspeed()) {
       answer_.assumptions.push_back({"NVMe", "not used", "FSDP2 offloads to host memory only"});
     }
+    assume_software(shown.plan);
     answer_.assumptions.push_back({"engine", deepspeed() ? "DeepSpeed 0.19.8" : "FSDP2 of torch 2.11",
                                    "transformers 5.17 in eager mode, SDPA attention, no chunked loss; memory replayed "
                                    "through PyTorch's allocator "
                                    "(docs/engines.md), step time by docs/step-time.md"});
+  }
+
+  /// What of PyTorch nobody said.
+  void assume_software(const Plan& plan) {
+    if (!deepspeed()) assume_adam(plan);
+    if (request_.allocator_conf.empty()) {
+      answer_.assumptions.push_back({"PYTORCH_CUDA_ALLOC_CONF", "not set", "PyTorch's defaults; --alloc-conf"});
+    }
+  }
+  void assume_adam(const Plan& plan) {
+    if (on_host(plan)) {
+      answer_.assumptions.push_back(
+          {"AdamW", "loop, on the host", "what torch.optim.AdamW does with parameters there, and what was measured"});
+    } else if (!request_.adam) {
+      const Bytes roots(4.0 * static_cast<double>(plans_.trained().trainable_parameters()) / plan.shard_ranks);
+      answer_.assumptions.push_back(
+          {"AdamW", "fused",
+           fmt::format(
+               "Hugging Face Trainer's since torch 2.8; torch.optim.AdamW by itself takes foreach, {} more in the "
+               "step (--adam)",
+               format_gib(roots))});
+    } else if (*request_.adam != AdamForm::fused) {
+      answer_.assumptions.push_back({"time of AdamW",
+                                     fmt::format("{}: by its passes over memory{}", to_string(plan.adam),
+                                                 plan.adam == AdamForm::loop ? " and its launches" : ""),
+                                     "torch 2.11, optim/adam.py; not measured"});
+    }
   }
 
   Shortage least_shortage() {

@@ -17,6 +17,7 @@ EngineWorkload workload_of(const Plan& plan) {
   w.checkpointing = plan.recompute != Recompute::none;  // launch.sh turns it on for every layer
   w.type = plan.precision.weights;
   w.lora_rank = plan.lora_rank;
+  w.allocator_conf = plan.allocator_conf;
   return w;
 }
 
@@ -70,6 +71,8 @@ std::string changes(const Plan& from, const Plan& to) {
   }
   if (from.zero_stage != to.zero_stage) words.push_back(fmt::format("stage {}", to.zero_stage));
   if (!(from.optimizer == to.optimizer)) words.emplace_back("the optimizer on the host");
+  if (from.allocator_conf != to.allocator_conf)
+    words.push_back("PYTORCH_CUDA_ALLOC_CONF=" + to.allocator_conf + " (launch.sh sets it)");
   if (!(from.parameters == to.parameters)) words.emplace_back("weights on the host");
   return fmt::format("{}", fmt::join(words, ", "));
 }
@@ -94,13 +97,17 @@ class Fitting {
 
   DeepspeedFit best() {
     const DeepspeedFit planned = as(subject_.plan);
-    if (!planned.fit || planned.fit->fits()) return planned;
+    if (!planned.fit) return planned;
+    if (const auto found = with_expandable_segments(planned)) return noted(*found, planned);
+    if (planned.fit->fits()) return planned;
     for (const Plan& place : placements(subject_.plan)) {
       Plan smallest = place;
       checkpoint_everything(smallest, subject_.model);
       while (smallest.micro_batch % 2 == 0) halve_micro_batch(smallest);
       const DeepspeedFit least = as(smallest);
-      if (fits(least)) return noted(largest_that_fits(place, least), planned);
+      if (!fits(least)) continue;
+      const DeepspeedFit largest = largest_that_fits(place, least);
+      return noted(with_expandable_segments(largest).value_or(largest), planned);
     }
     DeepspeedFit none = planned;
     none.exported.notes.insert(none.exported.notes.begin(),
@@ -112,6 +119,18 @@ class Fitting {
 
  private:
   static bool fits(const DeepspeedFit& f) { return f.fit && f.fit->fits(); }
+
+  /// What fits only after flushes, or not at all, when fragments are the reason: the same with segments that grow. Not
+  /// where the user chose the allocator's settings.
+  std::optional<DeepspeedFit> with_expandable_segments(const DeepspeedFit& tight) {
+    const bool needed = tight.fit && !tight.fit->fits_in_step() && tight.fit->host_fits();
+    if (!needed || !tight.plan.allocator_conf.empty()) return std::nullopt;
+    Plan plan = tight.plan;
+    plan.allocator_conf = "expandable_segments:True";
+    DeepspeedFit found = as(plan);
+    if (!found.fit || !found.fit->fits_in_step()) return std::nullopt;
+    return found;
+  }
 
   // From the plan's own micro-batch down; `least`, the smallest, fits, and the subject's plan does not.
   DeepspeedFit largest_that_fits(const Plan& place, const DeepspeedFit& least) {

@@ -59,6 +59,27 @@ std::string yaml_of(const ExportSubject& subject) {
   return yaml;
 }
 
+/// Which AdamW the figures are of, and how a script asks for it.
+std::string adam_note(const Plan& plan, const ModelSpec& model) {
+  const std::string roots =
+      format_gib(Bytes(4.0 * static_cast<double>(model.trainable_parameters()) / plan.shard_ranks));
+  switch (plan.adam) {
+    case AdamForm::fused:
+      return fmt::format(
+          "AdamW is fused (launch.sh says --optim adamw_torch_fused); torch.optim.AdamW(params) without fused=True "
+          "takes "
+          "foreach, which holds {} more on each GPU in the step.",
+          roots);
+    case AdamForm::foreach:
+      return fmt::format("AdamW is foreach (launch.sh says --optim adamw_torch): {} on each GPU in the step.", roots);
+    case AdamForm::loop:
+      return "AdamW is the loop: make it in your script, torch.optim.AdamW(params, foreach=False); the Trainer has no "
+             "name "
+             "for it.";
+  }
+  return "";
+}
+
 /// What runs otherwise than planned although the file is written.
 void note_differences(const ExportSubject& subject, std::vector<std::string>& notes) {
   const Plan& plan = subject.plan;
@@ -81,6 +102,7 @@ void note_differences(const ExportSubject& subject, std::vector<std::string>& no
     note(fmt::format("every layer is recomputed in full; the plan has {} recompute in {} of {} layers.",
                      to_string(plan.recompute), plan.recompute_layers, subject.model.num_layers));
   }
+  if (plan.optimizer.hbm == plan.optimizer.total()) note(adam_note(plan, subject.model));
   if (plan.shard_ranks != plan.ranks)
     note("shard groups need an accelerate that reads parallelism_config (1.15 does).");
 }

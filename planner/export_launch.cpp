@@ -12,9 +12,20 @@ namespace zeroplan {
 
 namespace {
 
-// Median of reserved over allocated memory at the peak, 23 FSDP2 runs on H200: what PyTorch's allocator loses to
-// fragments.
-constexpr double kReservedOverAllocated = 1.26;
+/// Hugging Face Trainer's name of a form of torch's AdamW; nothing for the loop on the GPU, which no name asks for
+/// (transformers 5.17, trainer_optimizer.py).
+std::string_view optim_of(const Plan& plan) {
+  if (plan.optimizer.hbm < plan.optimizer.total()) return "adamw_torch";  // on the host torch takes the loop
+  switch (plan.adam) {
+    case AdamForm::fused:
+      return "adamw_torch_fused";
+    case AdamForm::foreach:
+      return "adamw_torch";
+    case AdamForm::loop:
+      return "";
+  }
+  return "";
+}
 
 class LaunchWriter {
  public:
@@ -28,12 +39,14 @@ class LaunchWriter {
     environment();
     arguments();
     slurm();
+    allocator();
     launchers();
     return std::move(text_);
   }
 
  private:
   bool several_nodes() const { return subject_.machine.nodes > 1; }
+  const Plan& deepspeed_plan() const { return deepspeed_.plan ? *deepspeed_.plan : plan_; }
   /// What ./launch.sh starts when nothing is said.
   std::string_view default_engine() const {
     return subject_.plan.engine == Engine::fsdp2 && !fsdp_.yaml.empty() ? "fsdp2" : "deepspeed";
@@ -109,10 +122,25 @@ class LaunchWriter {
       line("export DS_PIN_MEMORY_BACKEND=${DS_PIN_MEMORY_BACKEND:-native}");
       line("ulimit -l unlimited || echo 'launch.sh: pinned memory needs a higher limit: ulimit -l' >&2");
     }
-    if (subject_.prediction.gpu.peak * kReservedOverAllocated > subject_.prediction.gpu.capacity) {
-      line("# The GPU is nearly full: without this PyTorch's allocator loses about a quarter to fragments.");
-      line("export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}");
+  }
+
+  /// Memory was replayed with these settings of PyTorch's allocator; others make another reserved.
+  void allocator() {
+    const std::string deepspeed = deepspeed_plan().allocator_conf;
+    line("# PyTorch's allocator as memory was predicted with it (empty: its defaults).");
+    if (deepspeed == plan_.allocator_conf || fsdp_.yaml.empty()) {
+      line(fmt::format("planned_conf={}", shell_quoted(deepspeed)));
+    } else {
+      line(fmt::format("if [[ $engine == deepspeed ]]; then planned_conf={}; else planned_conf={}; fi",
+                       shell_quoted(deepspeed), shell_quoted(plan_.allocator_conf)));
     }
+    line("conf=${PYTORCH_ALLOC_CONF:-${PYTORCH_CUDA_ALLOC_CONF:-}}");
+    line("if [[ -z $conf && -n $planned_conf ]]; then");
+    line("  export PYTORCH_CUDA_ALLOC_CONF=$planned_conf");
+    line("elif [[ $conf != \"$planned_conf\" ]]; then");
+    line("  echo \"launch.sh: PYTORCH_CUDA_ALLOC_CONF is '$conf'; memory was predicted with\" \\");
+    line("    \"${planned_conf:-its defaults}\" >&2");
+    line("fi");
   }
 
   void arguments() {
@@ -161,7 +189,7 @@ class LaunchWriter {
                        kNvmePath));
       line("    ulimit -l unlimited || echo 'launch.sh: swap buffers are page-locked: raise ulimit -l' >&2");
     }
-    const Plan& plan = deepspeed_.plan ? *deepspeed_.plan : plan_;
+    const Plan& plan = deepspeed_plan();
     batch_arguments(plan);
     if (plan.recompute != Recompute::none) line("    train_args+=(--gradient_checkpointing True)");
     line(fmt::format(
@@ -174,6 +202,12 @@ class LaunchWriter {
     if (fsdp_.yaml.empty()) return;
     line("  fsdp2)");
     batch_arguments(plan_);
+    if (const std::string_view optim = optim_of(plan_); !optim.empty()) {
+      line(fmt::format("    train_args+=(--optim {})", optim));
+    } else {
+      line(
+          "    # AdamW's loop has no name of the Trainer's: make it in $TRAIN, torch.optim.AdamW(..., foreach=False).");
+    }
     const std::string where = several_nodes() ? " --machine_rank \"$NODE_RANK\" --main_process_ip \"$MASTER_ADDR\" "
                                                 "--main_process_port \"$MASTER_PORT\""
                                               : "";

@@ -87,12 +87,16 @@ GpuStates states_unsharded(const DeepSpeedConfig& config, double all) {
   return {Bytes(each * all), fmt::format("{:g} bytes a parameter, nothing is sharded", each)};
 }
 
+/// One rank's share is all.
+std::string share_text(int ranks) { return ranks == 1 ? "" : fmt::format(" of the share of {} ranks", ranks); }
+
 GpuStates states_below_3(const DeepSpeedConfig& config, double all, double own, int ranks) {
   const double b = size_of(config.precision), m = config.master_16bit ? 2 : 4, states = state_bytes(config);
   const bool fp32_sums = b < 4 && config.grad_accum == DType::fp32;
   const auto answer = [&](double whole, double each) {
     return GpuStates{Bytes(whole * all + each * own),
-                     fmt::format("{:g} bytes of each parameter, {:g} of the share of {} ranks", whole, each, ranks)};
+                     ranks == 1 ? fmt::format("{:g} bytes of each parameter", whole + each)
+                                : fmt::format("{:g} bytes of each parameter, {:g}{}", whole, each, share_text(ranks))};
   };
   // BF16_Optimizer (4.10): weights, fp32 sums, gradients and their cast, all unsharded.
   if (config.stage == 1 && fp32_sums && config.precision == DType::bf16 &&
@@ -124,8 +128,8 @@ GpuStates states_at_3(const DeepSpeedConfig& config, double all, double own, int
   const auto secondary = static_cast<double>(std::min<std::int64_t>(config.hpz_ranks, ranks));
   const double second = secondary > 1 && !config.parameters_on_host() ? b * all / secondary : 0;
   return {Bytes(each * own + bucket + transient + second),
-          fmt::format("{:g} bytes a parameter of the share of {} ranks, a bucket of {}, {} for a sub-group{}", each,
-                      ranks, format_gib(Bytes(bucket)), format_gib(Bytes(transient)),
+          fmt::format("{:g} bytes a parameter{}, a bucket of {}, {} for a sub-group{}", each, share_text(ranks),
+                      format_gib(Bytes(bucket)), format_gib(Bytes(transient)),
                       second > 0 ? fmt::format(", {} for hpZ", format_gib(Bytes(second))) : "")};
 }
 

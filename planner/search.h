@@ -36,6 +36,8 @@ struct Request {
   std::int64_t lora_rank = 0;                // adapters of that rank, all else frozen; 0: everything is trained
   Constraints constraints;
   Engine engine = Engine::zeroplan;
+  std::optional<AdamForm> adam;  // of the update on the GPU under FSDP2; default: fused
+  std::string allocator_conf;    // PYTORCH_CUDA_ALLOC_CONF under DeepSpeed and FSDP2; empty: PyTorch's defaults
   Objective objective = Objective::time;
   double margin = 0.05;
   int top_k = 3;

@@ -46,6 +46,7 @@ struct Parts {
   Seconds compute, exposed, host, offload;
   Seconds matmul, attention, streaming, head;
   Seconds forward, backward;
+  Seconds last_backward;  // of the step's last micro-step: what writes of gradients hide behind
 };
 
 /// What of the gradients crosses in a micro-step.
@@ -89,6 +90,7 @@ class StepModel {
   }
 
   void micro_step(TokenShape tokens, double count, Reduces reduces) {
+    const Seconds before = parts_.backward;
     std::vector<int> layers(model_.kinds.size());
     for (const int kind : model_.sequence) ++layers[static_cast<std::size_t>(kind)];
     const BlockKind* last = nullptr;
@@ -98,6 +100,7 @@ class StepModel {
       add_layers(*last, tokens, count * layers[i], reduces);
     }
     add_root(tokens, count, last, reduces);
+    parts_.last_backward = (parts_.backward - before) / count;
   }
 
   Seconds communicated_gather(double parameters) const {
@@ -186,19 +189,19 @@ class StepModel {
     if (!c_.run.offload_parameters) return {};
     const int bytes = deepspeed() ? size_of(c_.run.type) : size_of(DType::fp32);
     const double own = parameters / c_.shards() * bytes;
-    const Seconds up = Bytes(own) / c_.pcie();
+    const Seconds up = Bytes(own) / c_.pcie(c_.run.pinned_parameters);
     return c_.run.parameters_on_nvme ? std::max(up, c_.nvme_read(own)) : up;
   }
   Seconds offloaded_activations(TokenShape tokens) const {
     if (!c_.run.offload_activations) return {};
     return Bytes(static_cast<double>(tokens.tokens()) * static_cast<double>(model_.hidden) * size_of(c_.run.type)) /
-           c_.pcie();
+           c_.pcie(c_.run.pinned);
   }
   /// Gradients go to the host as they come, and nothing hides it (groundtruth: 0.14 s for 1.68 G parameters).
   Seconds offloaded_gradients(double parameters) const {
     const OffloadedOptimizer to = c_.run.offload_optimizer;
     if (to != OffloadedOptimizer::host && to != OffloadedOptimizer::nvme) return {};
-    return Bytes(parameters / c_.shards() * size_of(DType::fp32)) / c_.pcie();
+    return Bytes(parameters / c_.shards() * size_of(DType::fp32)) / c_.pcie(c_.run.pinned);
   }
 
   /// Kernels and collectives at the same time slow each other; the host has to issue both.
@@ -277,8 +280,7 @@ EngineTime predict_engine_time(const ModelSpec& model, const MachineSpec& machin
   time.host = parts.host + update.host;
   time.overhead = update.host;
   time.optimizer = update.optimizer;
-  const auto micro_steps = static_cast<double>(std::max<std::int64_t>(1, context.run.accumulation));
-  const Seconds late_writes = std::max(Seconds(), update.gradient_writes - parts.backward / micro_steps);
+  const Seconds late_writes = std::max(Seconds(), update.gradient_writes - parts.last_backward);
   time.offload = parts.offload + update.offload + late_writes;
   time.step = time.compute + time.exposed_communication + time.host + time.optimizer + time.offload;
   time.host_update = update.adam;

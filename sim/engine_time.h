@@ -47,7 +47,8 @@ enum class TimedRecompute : std::uint8_t {
   second_layer,  // every second layer in full: 1/2, 1/2, 1/2
 };
 
-enum class OptimizerSoftware : std::uint8_t { torch_fused, decoupled, deepspeed };
+/// torch_foreach, torch_loop: torch.optim.AdamW an operation after the other, over all tensors or tensor by tensor.
+enum class OptimizerSoftware : std::uint8_t { torch_fused, torch_foreach, torch_loop, decoupled, deepspeed };
 
 enum class OffloadedOptimizer : std::uint8_t {
   none,
@@ -88,7 +89,8 @@ struct EngineTimeRun {
   /// States on NVMe: the next sub-group is read, the one before written, while the host updates one.
   bool pipelined_read = false, pipelined_write = false;
   bool offload_activations = false;  // checkpoints of full recompute to the host
-  bool pinned = true;                // host buffers of offload
+  bool pinned = true;                // host buffers of the offloaded optimizer
+  bool pinned_parameters = true;     // of offloaded parameters
   bool communicates = true;          // false: a fake process group, as in data/groundtruth
   /// Software of the run: "torch 2.1", or empty for today's. Chooses the matmul efficiency.
   std::string_view era;

@@ -87,7 +87,7 @@ ChosenEfficiency matmul_efficiency(const GpuSpec& gpu, std::string_view era, con
   const GpuModel model(gpu);
   const DType type = gpu.peak_bf16 ? DType::bf16 : DType::fp16;
   if (!model.supports(type)) throw InputError(fmt::format("step time: no 16-bit matmul rate for {}", gpu.name));
-  return {kOfSustained * model.sustained_share(), "0.88 x sustained matmul rate / peak (step-time.md section 2)", true};
+  return {kOfSustained * model.sustained_share(), "0.88 x sustained matmul rate / peak (docs/step-time.md)", true};
 }
 
 EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& machine_given,
@@ -126,7 +126,7 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   ranks_per_node_ = std::max(1, machine.gpus_per_node / run.tensor_parallel);
   const bool offloads = on_host || run.offload_parameters || run.offload_activations ||
                         run.offload_optimizer == OffloadedOptimizer::states;
-  if (offloads && !(pcie() > BytesPerSecond()))
+  if (offloads && !(pcie(true) > BytesPerSecond()))
     throw InputError(fmt::format("step time: {}: offload needs the rate of gpu.pcie", machine.name));
   if (!run.communicates || run.ranks * run.tensor_parallel == 1) return;
   if (run.ranks > ranks_per_node_ && run.ranks % ranks_per_node_ != 0)
@@ -231,9 +231,9 @@ Seconds EngineTimeContext::tensor_parallel(TokenShape tokens, std::int64_t hidde
          ((run.async_tensor_parallel ? kAsync : 1) * run.collective_scale);
 }
 
-BytesPerSecond EngineTimeContext::pcie() const {
+BytesPerSecond EngineTimeContext::pcie(bool pinned) const {
   const BytesPerSecond link = std::max(machine.gpu.pcie, machine.gpu.c2c / std::max(1, machine.gpu.gpus_per_c2c));
-  return run.pinned ? link * fit[TimeFit::pcie_rate] : kPageable;
+  return pinned ? link * fit[TimeFit::pcie_rate] : kPageable;
 }
 
 std::vector<Assumption> EngineTimeContext::assumptions() const {
@@ -259,7 +259,7 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
   if (host_adam && !run.host_adam)
     list.push_back(
         {"CPU Adam", "a fraction of what the host's memory and cores allow",
-         "cpu_adam_*: H200 host with 16 cores (data/groundtruth); published hosts reach 1.6 to 11 G parameters/s"});
+         "measured on an H200 host of 16 cores (docs/step-time.md); published hosts reach 1.6 to 11 G parameters/s"});
   if (run.engine == TimedEngine::deepspeed && collectives_ && run.ranks > ranks_per_node_)
     list.push_back({"network under DeepSpeed",
                     fmt::format("{:.2f} of the NICs' sum on InfiniBand, other networks in proportion",

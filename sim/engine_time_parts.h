@@ -28,7 +28,7 @@ class EngineTimeContext {
   /// One collective of tensor parallelism: 2 B x hidden x tokens; async ones are half hidden.
   Seconds tensor_parallel(TokenShape tokens, std::int64_t hidden) const;
   int shards() const { return run.stage == 0 ? 1 : run.shard_ranks; }  // ranks that share optimizer states
-  BytesPerSecond pcie() const;                                         // of host copies, one GPU
+  BytesPerSecond pcie(bool pinned) const;                              // of host copies, one GPU
   double gpus_per_node() const;                                        // of the run
   Seconds nvme_read(double bytes) const;                               // of all ranks of a node together
   Seconds nvme_write(double bytes) const;

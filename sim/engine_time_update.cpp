@@ -16,10 +16,21 @@ constexpr double kStateBytes = 12;
 /// fp32 gradients that DeepSpeed writes to NVMe in backward and reads again beside the states (deepspeed.md section 7).
 constexpr double kGradientBytes = 4;
 
+/// Bytes that AdamW moves beyond the fused kernel's when each operation reads and writes fp32 by itself: 20 passes over
+/// the share for 7 (torch 2.11, optim/adam.py; models/fsdp2_engine.cpp counts them).
+constexpr double kUnfusedBytes = (20 - 7) * 4;
+/// Kernels of a tensor in torch's loop (decay, lerp, mul, addcmul, sqrt, div, add, addcdiv), and what Python and
+/// dispatch take for one (HostPace::kernel_forward). What DTensor adds is not measured.
+constexpr double kLoopKernels = 8;
+constexpr Seconds kLoopKernelHost = 45.0_us;
+
 double optimizer_bytes(const EngineTimeContext& c) {
   switch (c.run.optimizer) {
     case OptimizerSoftware::torch_fused:
       return c.fit[TimeFit::optimizer_fused];
+    case OptimizerSoftware::torch_foreach:
+    case OptimizerSoftware::torch_loop:
+      return c.fit[TimeFit::optimizer_fused] + kUnfusedBytes;
     case OptimizerSoftware::decoupled:
       return c.fit[TimeFit::optimizer_decoupled];
     case OptimizerSoftware::deepspeed:
@@ -61,7 +72,7 @@ void update_on_host(const EngineTimeContext& c, double local, Update& update) {
   const Seconds adam = update.adam = Seconds(local * c.gpus_per_node() / host_adam(c));
   // Weights go up again, unless they stay on the host.
   const double up = run.offload_parameters ? 0 : local * size_of(run.type);
-  update.offload = Bytes(up) / c.pcie();
+  update.offload = Bytes(up) / c.pcie(run.pinned);
   if (run.offload_optimizer == OffloadedOptimizer::nvme) {
     update.offload +=
         swapped(c.nvme_read(local * (kStateBytes + kGradientBytes)), adam, c.nvme_write(local * kStateBytes), run);
@@ -84,7 +95,10 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   switch (run.offload_optimizer) {
     case OffloadedOptimizer::none: {
       const TimeFit start = deepspeed ? TimeFit::optimizer_start_deepspeed : TimeFit::optimizer_start;
-      update.optimizer = Bytes(local * optimizer_bytes(c)) / memory + Seconds(c.fit[start] * kMillisecond);
+      Seconds kernels = Bytes(local * optimizer_bytes(c)) / memory;
+      if (run.optimizer == OptimizerSoftware::torch_loop)
+        kernels = std::max(kernels, kLoopKernelHost * (kLoopKernels * num_tensors(model)));
+      update.optimizer = kernels + Seconds(c.fit[start] * kMillisecond);
       break;
     }
     case OffloadedOptimizer::host:
@@ -93,7 +107,7 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
       break;
     case OffloadedOptimizer::states:
       // Both directions at the same time.
-      update.offload = Bytes(local * kStateBytes) / c.pcie();
+      update.offload = Bytes(local * kStateBytes) / c.pcie(run.pinned);
       break;
   }
   if (!deepspeed) return update;

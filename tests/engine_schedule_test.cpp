@@ -195,11 +195,11 @@ TEST_CASE("FSDP2's steady step is a schedule without races whose memory is the t
   }
 }
 
-TEST_CASE("FSDP2's grouped AdamW passes over the share once an operation, fused AdamW once a tensor") {
-  for (const bool grouped : {false, true}) {
+TEST_CASE("FSDP2's unfused AdamW passes over the share once an operation, fused AdamW once a tensor") {
+  for (const AdamForm form : {AdamForm::fused, AdamForm::foreach, AdamForm::loop}) {
     Fsdp2Options options;
     options.ranks = kRanks;
-    options.foreach_adam = grouped;
+    options.adam = form;
     Recorded run;
     record_fsdp2(run, options, 1, false);
     int updates = 0;
@@ -207,8 +207,8 @@ TEST_CASE("FSDP2's grouped AdamW passes over the share once an operation, fused 
       const auto* adam = std::get_if<AdamStep>(&work);
       if (adam == nullptr) continue;
       ++updates;
-      // Fused: p, g, m, v read and p, m, v written. Grouped: eight operations write one tensor each and read 12.
-      CHECK(adam->traffic.base() == (grouped ? 12 + 8 : 4 + 3) * 4.0 * static_cast<double>(adam->parameters));
+      // Fused: p, g, m, v read and p, m, v written. Else: eight operations write one tensor each and read 12.
+      CHECK(adam->traffic.base() == (form == AdamForm::fused ? 4 + 3 : 12 + 8) * 4.0 * static_cast<double>(adam->parameters));
     }
     CHECK(updates > 0);
     check_schedule(run);

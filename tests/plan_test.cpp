@@ -273,6 +273,40 @@ TEST_CASE("A plan of another engine has only what that engine can follow") {
   }
 }
 
+TEST_CASE("The form of AdamW and the allocator's settings are kept, and belong to the engines that have them") {
+  PlanFile file = read_plan(sample_text(), "plan.json");
+  const int blocks = file.plan.optimizer.total();
+  file.plan.engine = Engine::fsdp2;
+  file.plan.optimizer = Placement::all(Tier::hbm, blocks);
+  for (const AdamForm form : {AdamForm::fused, AdamForm::foreach, AdamForm::loop}) {
+    file.plan.adam = form;
+    file.plan.allocator_conf = "roundup_power2_divisions:[256:1,>:8],expandable_segments:True";
+    CHECK(read_plan(write_plan(file), "plan.json").plan == file.plan);
+  }
+  const auto refused = [&](const char* part) {
+    CHECK_THROWS_WITH(check_plan(file.plan, file.model, "p"), Catch::Matchers::Contains(part));
+  };
+  file.plan.allocator_conf = "x'; rm -rf /";
+  refused("allocator_conf");
+  file.plan.allocator_conf.clear();
+  file.plan.optimizer = file.plan.parameters = Placement::all(Tier::host, blocks);
+  file.plan.adam = AdamForm::foreach;
+  refused("adam: expected \"loop\"");
+  file.plan.engine = Engine::zeroplan;
+  refused("adam: expected \"fused\"");
+  file.plan.adam = AdamForm::fused;
+  file.plan.allocator_conf = "expandable_segments:True";
+  refused("allocator_conf: expected none");
+  // Files of before: fused on the GPU, the loop on the host.
+  file.plan.allocator_conf.clear();
+  file.plan.engine = Engine::fsdp2;
+  file.plan.adam = AdamForm::loop;
+  Json old = Json::parse(write_plan(file));
+  old["plan"].erase("adam");
+  CHECK(read_plan(old.dump(), "plan.json").plan.adam == AdamForm::loop);
+  CHECK_THAT(refusal(changed("/plan/adam", "fused")), Catch::Matchers::Contains("no such key but with"));
+}
+
 TEST_CASE("State bytes a parameter follow from the precision") {
   Precision p;
   CHECK(p.state_bytes_per_parameter() == 14);

@@ -261,7 +261,7 @@ TEST_CASE("litllama-389, awsome-220: grouped AdamW holds one more copy of the sh
   Fsdp2Options options;
   options.ranks = 4;
   const StepMemory fused = predict_fsdp2(step, {1, 256}, 1, options, {}).memory.steps.back();
-  options.foreach_adam = true;
+  options.adam = AdamForm::foreach;
   const StepMemory grouped = predict_fsdp2(step, {1, 256}, 1, options, {}).memory.steps.back();
   const double own = static_cast<double>(model.parameters()) / 4;
   // Above what stays after the step: fp32 gradients, and the term.
@@ -270,8 +270,10 @@ TEST_CASE("litllama-389, awsome-220: grouped AdamW holds one more copy of the sh
   CHECK(extra > range[0].get<double>() * 0.99);
   CHECK(extra < range[1].get<double>());
   CHECK(grouped.step > fused.step);
-  CHECK(grouped.after == fused.after);
-  CHECK(grouped.backward == fused.backward);  // it is the optimizer's peak, not backward's
+  CHECK(grouped.after < fused.after);  // step counts are on the host
+  CHECK(grouped.after.base() == Approx(fused.after.base()).epsilon(1e-4));
+  CHECK(grouped.backward.base() ==
+        Approx(fused.backward.base()).epsilon(1e-4));  // it is the optimizer's peak, not backward's
   CHECK(grouped.step > grouped.backward);
   options.offload = true;
   CHECK_THROWS_AS(check(options), InputError);

@@ -47,6 +47,11 @@ refused 'unexpected argument' machines H100 A100
 refused 'no such flag' models --frobnicate
 
 # Flags.
+refused '--adam: expected one of fused, foreach, loop' --model 7B --gpus 8xH100 --engine fsdp2 --adam sgd
+refused '--adam: expected --engine fsdp2' --model 7B --gpus 8xH100 --engine deepspeed --adam foreach
+refused '--adam fused: expected loop beside --offload' --model 7B --gpus 8xH100 --engine fsdp2 --adam fused --offload all
+refused 'expected --engine deepspeed or fsdp2' --model 7B --gpus 8xH100 --alloc-conf expandable_segments:True
+refused 'no rule for expandable:True' --model 7B --gpus 8xH100 --engine fsdp2 --alloc-conf expandable:True
 refused '--model: expected MODEL, got the flag --gpus' --model --gpus 4xA100-80G
 refused '--model: expected MODEL, got an empty text' --model= --gpus=4xA100-80G
 refused '--model: expected MODEL, got an empty text' --model '' --gpus 4xA100-80G
