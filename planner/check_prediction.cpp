@@ -68,17 +68,12 @@ bool counts(const ConfigNode& node, Counts when) {
   return coerced_integer(node).value_or(0) > 1;
 }
 
-/// What of ZeRO++ a step time exists for: all of it or nothing.
-struct QuantizedTime {
-  bool all = false, some = false;
-};
-QuantizedTime quantized(const DeepSpeedConfig& c) {
-  const bool inside = c.hpz();
-  QuantizedTime q;
-  if (c.stage < 3 || c.mics()) return q;  // only stage 3 reads them, and MiCS_Optimizer is not given them
-  q.all = c.quantized_weights && c.quantized_gradients && inside;
-  q.some = !q.all && (c.quantized_weights || c.quantized_gradients || inside);
-  return q;
+/// Only stage 3 reads ZeRO++'s keys, and MiCS_Optimizer is not given them.
+void set_zero_plus_plus(const DeepSpeedConfig& c, EngineTimeRun& run) {
+  if (c.stage < 3 || c.mics()) return;
+  if (c.hpz()) run.hpz_ranks = static_cast<int>(c.hpz_ranks);
+  run.quantized_weights = c.quantized_weights;
+  run.quantized_gradients = c.quantized_gradients;
 }
 
 EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const ModelSpec& model) {
@@ -93,7 +88,9 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const 
   run.type = c.precision;
   run.reduction = c.communication.value_or(c.precision);
   run.fp32_gradients = c.grad_accum == DType::fp32 && c.precision != DType::fp32;
-  run.zero_plus_plus = quantized(c).all;
+  set_zero_plus_plus(c, run);
+  run.max_reuse = c.max_reuse;
+  run.persistence = c.param_persistence;
   if (c.mics()) run.shard_ranks = static_cast<int>(c.mics_ranks), run.hierarchical_gather = c.mics_hierarchical;
   run.optimizer = OptimizerSoftware::deepspeed;
   if (c.optimizer_on_host()) run.offload_optimizer = OffloadedOptimizer::host;
@@ -110,14 +107,11 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const 
   return run;
 }
 
-/// Throws InputError when the step time is not known.
+/// Throws InputError when DeepSpeed would not run it, or the step time is not known.
 void check_timed(const DeepSpeedConfig& config, const EngineWorkload& w, int ranks_per_node) {
-  if (quantized(config).some) {
-    throw InputError("step time: hpZ and quantized collectives are known together only (ZeRO++: all three)");
-  }
   DeepSpeedJob job;
   job.config = config;
-  job.config.quantized_weights = job.config.quantized_gradients = false;
+  job.config.quantized_weights = false;  // with offload_param their memory alone is not modelled
   job.ranks = w.ranks;
   job.ranks_per_node = ranks_per_node;
   job.accumulation = static_cast<int>(w.accumulation);
@@ -304,7 +298,7 @@ void assume_timed(const DeepSpeedConfig& config, const RunPrediction& run, std::
   for (const Assumption& a : run.time->assumptions) assumptions.push_back(a);
   if (run.workload.ranks == 1 || config.stage == 0) return;
   assumptions.push_back({"overlap of collectives", "as in the runs that step times are fitted to",
-                         "bucket sizes, overlap_comm, prefetch and live limits do not enter the step time"});
+                         "bucket sizes, overlap_comm, prefetch and live limits do not enter the step time; stage 3's reuse distance does"});
 }
 
 }  // namespace

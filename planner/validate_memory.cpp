@@ -42,7 +42,7 @@ void refuse_what_memory_lacks(const Cells& cells, const EngineTimeRun& run) {
   for (const std::string_view maximum : {"max source/target", "variable-length", "lengths may be shorter"})
     if (cells.contains("extra_notes", maximum))
       throw InputError("the sequence is a maximum, real lengths are not stated");
-  if (run.zero_plus_plus) throw InputError("ZeRO++: quantized collectives");
+  if (run.quantized_weights || run.quantized_gradients) throw InputError("ZeRO++: quantized collectives");
 }
 
 /// A slip in a cell is no run: its graph would not end, or its bytes not fit into 64 bits.

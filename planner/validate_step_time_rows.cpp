@@ -194,7 +194,6 @@ void set_software(const Cells& cells, EngineTimeRun& run) {
                   : run.engine == TimedEngine::deepspeed ? OptimizerSoftware::deepspeed
                                                          : OptimizerSoftware::torch_fused;
   run.era = titan && !cells.text("date").empty() && cells.text("date") >= "2025-07" ? std::string_view{} : kOldTorch;
-  run.zero_plus_plus = cells.contains("zero_variant", "ZeRO++");
   run.async_tensor_parallel = cells.contains("extra_notes", "AsyncTP");
 }
 
@@ -285,7 +284,15 @@ void read_ranks(const Cells& cells, MeasuredStep& step) {
     step.run.shard_ranks = std::min(step.run.ranks, step.machine.gpus_per_node);
 }
 
+/// "ZeRO++ (qwZ+hpZ+qgZ)": secondary shards inside a node.
+void set_zero_plus_plus(const Cells& cells, MeasuredStep& step) {
+  if (!cells.contains("zero_variant", "ZeRO++")) return;
+  step.run.hpz_ranks = std::min(step.run.ranks, step.machine.gpus_per_node);
+  step.run.quantized_weights = step.run.quantized_gradients = true;
+}
+
 void read_settings(const Cells& cells, MeasuredStep& step) {
+  set_zero_plus_plus(cells, step);
   set_offload(cells, step.run.engine, step.run);
   set_precision(cells, step.run.engine, step.run);
   set_software(cells, step.run);

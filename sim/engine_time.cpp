@@ -6,6 +6,7 @@
 
 #include "models/error.h"
 #include "sim/collective_model.h"
+#include "sim/engine_time_fetch.h"
 #include "sim/engine_time_parts.h"
 
 namespace zeroplan {
@@ -16,8 +17,6 @@ constexpr double kMicrosecond = 1e-6;
 constexpr double kSelectiveMatmul = 0.5;  // torchtitan's per-op policy keeps every second matmul
 /// fp8 all-gathers carry one byte a weight, scales and the tensors that stay in 16 bits (step-time.md section 2).
 constexpr double kFp8Gather = 0.55;
-/// ZeRO++: int8 weights with scales between nodes, int4 gradients in two hops (step-time.md prototype).
-constexpr double kQuantizedGather = 0.55, kQuantizedReduce = 0.3;
 /// Copies around collectives, bytes a parameter: FSDP2 copies in, out and casts, less when it never reshards.
 constexpr double kCopiesFsdp2 = 14, kCopiesFsdp2Kept = 10, kCopiesOthers = 8;
 constexpr double kCopiesForward = 0.35;
@@ -51,6 +50,16 @@ struct Parts {
 
 /// What of the gradients crosses in a micro-step.
 enum class Reduces : std::uint8_t { nothing, in_groups, everything };
+/// Whom ZeRO-3's forward gathers from: hpZ has its second copy from the first forward of a step on.
+enum class Gathers : std::uint8_t { all, secondary };
+
+/// Equal micro-steps.
+struct MicroSteps {
+  TokenShape tokens;
+  double count = 1;
+  Reduces reduces = Reduces::everything;
+  Gathers gathers = Gathers::all;
+};
 
 /// One layer of a kind, forward or backward, before it is overlapped.
 struct Phase {
@@ -65,11 +74,13 @@ class StepModel {
       root_ += static_cast<double>(kind.parameters()) / c_.run.tensor_parallel;
       root_trained_ += static_cast<double>(kind.trainable_parameters()) / c_.run.tensor_parallel;
     }
+    if (deepspeed() && c_.run.stage == 3) again_ = gathers_in_backward(model, c_.run);
   }
 
   Parts play() {
-    micro_steps(c_.run.tokens, c_.run.accumulation);
-    if (c_.run.remainder_batch > 0) micro_steps({c_.run.remainder_batch, c_.run.tokens.seq_len}, 1);
+    micro_steps(c_.run.tokens, c_.run.accumulation, true);
+    if (c_.run.remainder_batch > 0)
+      micro_steps({c_.run.remainder_batch, c_.run.tokens.seq_len}, 1, c_.run.accumulation < 1);
     return parts_;
   }
 
@@ -77,19 +88,24 @@ class StepModel {
   bool deepspeed() const { return c_.run.engine == TimedEngine::deepspeed; }
   double fit(TimeFit key) const { return c_.fit[key]; }
 
-  /// `count` equal ones. Under DeepSpeed's stages 0 and 1 gradients cross in the last one of the step, under MiCS they
-  /// cross between groups only there.
-  void micro_steps(TokenShape tokens, std::int64_t count) {
+  /// `count` equal ones, which begin the step or do not. Under DeepSpeed's stages 0 and 1 gradients cross in the last
+  /// one of the step, under MiCS they cross between groups only there.
+  void micro_steps(TokenShape tokens, std::int64_t count, bool begin) {
     if (count < 1) return;
     const bool mics = deepspeed() && c_.run.stage == 3 && c_.run.shard_ranks < c_.run.ranks;
     const bool each = !deepspeed() || (c_.run.stage >= 2 && !mics);
-    if (each) return micro_step(tokens, static_cast<double>(count), Reduces::everything);
-    const Reduces before = mics ? Reduces::in_groups : Reduces::nothing;
-    if (count > 1) micro_step(tokens, static_cast<double>(count - 1), before);
-    micro_step(tokens, 1, Reduces::everything);
+    const auto all = static_cast<double>(count);
+    if (each && !c_.has_secondary()) return add(MicroSteps{tokens, all});
+    if (each) {
+      if (begin) add(MicroSteps{tokens, 1});
+      if (all > begin) add(MicroSteps{tokens, all - begin, Reduces::everything, Gathers::secondary});
+      return;
+    }
+    if (count > 1) add(MicroSteps{tokens, all - 1, mics ? Reduces::in_groups : Reduces::nothing});
+    add(MicroSteps{tokens, 1});
   }
 
-  void micro_step(TokenShape tokens, double count, Reduces reduces) {
+  void add(const MicroSteps& steps) {
     const Seconds before = parts_.backward;
     std::vector<int> layers(model_.kinds.size());
     for (const int kind : model_.sequence) ++layers[static_cast<std::size_t>(kind)];
@@ -97,33 +113,40 @@ class StepModel {
     for (std::size_t i = 0; i < model_.kinds.size(); ++i) {
       if (model_.kinds[i].role != BlockRole::layer) continue;
       last = &model_.kinds[i];
-      add_layers(*last, tokens, count * layers[i], reduces);
+      MicroSteps of_kind = steps;
+      of_kind.count *= layers[i];
+      add_layers(*last, of_kind);
     }
-    add_root(tokens, count, last, reduces);
-    parts_.last_backward = (parts_.backward - before) / count;
+    add_root(steps, last);
+    parts_.last_backward = (parts_.backward - before) / steps.count;
   }
 
-  Seconds communicated_gather(double parameters) const {
-    if (deepspeed()) {
-      if (c_.run.stage < 3) return {};
-      return c_.gather(parameters) * (c_.run.zero_plus_plus ? kQuantizedGather : 1);
-    }
+  Seconds gather(double parameters, Gathers gathers) const {
+    if (deepspeed() && c_.run.stage < 3) return {};
+    if (gathers == Gathers::secondary) return c_.gather_secondary(parameters);
     return c_.run.stage >= 2 ? c_.gather(parameters * (c_.run.fp8 ? kFp8Gather : 1)) : Seconds();
   }
-  /// In backward: again where weights were dropped; hpZ keeps a copy inside the node.
-  Seconds gather_again(double parameters) const {
+  /// In backward: again where weights were dropped; hpZ keeps a copy among some ranks.
+  Seconds gather_again(double parameters, double times) const {
     if (c_.run.stage < 3) return {};
-    if (deepspeed() && c_.run.zero_plus_plus) return c_.gather_inside(parameters);
-    return communicated_gather(parameters);
+    return gather(parameters, c_.has_secondary() ? Gathers::secondary : Gathers::all) * times;
+  }
+  /// How often that is, of a block's weights.
+  double gathers_again(const BlockKind& kind) const {
+    return again_.empty() ? 1 : again_[static_cast<std::size_t>(&kind - model_.kinds.data())];
   }
   Seconds reduce(double parameters, Reduces reduces) const {
     if (reduces == Reduces::nothing) return {};
-    const Seconds time = reduces == Reduces::everything ? c_.reduce(parameters) : c_.reduce_inside(parameters);
-    return time * (c_.run.zero_plus_plus ? kQuantizedReduce : 1);
+    return reduces == Reduces::everything ? c_.reduce(parameters) : c_.reduce_inside(parameters);
+  }
+  Seconds reduce_block(const BlockKind& kind, double trained, Reduces reduces) const {
+    return c_.exchanges() ? c_.reduce_exchanged(kind) : reduce(trained, reduces);
   }
 
-  void add_layers(const BlockKind& kind, TokenShape tokens, double count, Reduces reduces) {
+  void add_layers(const BlockKind& kind, const MicroSteps& steps) {
     const EngineTimeRun& run = c_.run;
+    const TokenShape tokens = steps.tokens;
+    const double count = steps.count;
     const LayerWork work = layer_work(kind, run, tokens, c_.rates, c_.fit);
     Shares again = recomputed(run.recompute);
     const Seconds casts_again = work.casts_forward * (again.rest * again.matmul);
@@ -133,21 +156,25 @@ class StepModel {
     const double held = work.parameters / run.tensor_parallel;
     const double trained = work.trainable / run.tensor_parallel;
     const Seconds copies = engine_copies(held);
+    const Seconds unpack = c_.dequantize(held);  // of each gather
+    const double gathers = gathers_again(kind);
+    const bool keeps = c_.has_secondary() && steps.gathers == Gathers::all;
+    const Seconds kept = keeps ? c_.keep_secondary(held) : Seconds();
 
     Phase forward, backward;
     forward.compute = work.matmul_forward + work.attention_forward + work.streaming_forward + work.casts_forward +
-                      copies * kCopiesForward;
-    backward.compute = work.matmul_backward + work.attention_backward + work.streaming_backward + work.casts_backward +
-                       copies * (1 - kCopiesForward) + work.matmul_forward * again.matmul +
+                      copies * kCopiesForward + unpack + kept;
+    backward.compute = unpack * gathers + work.matmul_backward + work.attention_backward + work.streaming_backward +
+                       work.casts_backward + copies * (1 - kCopiesForward) + work.matmul_forward * again.matmul +
                        work.attention_forward * again.attention + work.streaming_forward * again.rest + casts_again;
-    forward.communication = communicated_gather(held);
-    backward.communication = gather_again(held) + reduce(trained, reduces);
+    forward.communication = gather(held, steps.gathers);
+    backward.communication = gather_again(held, gathers) + reduce_block(kind, trained, steps.reduces);
     forward.host = host_floor(work);
-    backward.host = forward.host * (1 + again.rest);
+    backward.host = forward.host * (1 + again.rest) + (c_.exchanges() ? c_.exchange_launches(kind) : Seconds());
     forward.copies = backward.copies = offloaded_layer(held) + offloaded_activations(tokens);
     add_phase(forward, tensor * kTensorForward, count, parts_.forward);
     add_phase(backward, tensor * kTensorBackward + tensor_again, count, parts_.backward);
-    count_kernels(work, again, copies + casts_again, count);
+    count_kernels(work, again, copies + casts_again + unpack * (1 + gathers) + kept, count);
     const Seconds gradients = offloaded_gradients(trained) * count;
     parts_.offload += gradients;
     parts_.backward += gradients;
@@ -225,10 +252,19 @@ class StepModel {
     total += layer * count;
   }
 
+  Seconds reduce_root(Reduces reduces) const {
+    if (!c_.exchanges()) return reduce(root_trained_, reduces);
+    Seconds sum;
+    for (const BlockKind& kind : model_.kinds)
+      if (kind.role != BlockRole::layer) sum += c_.reduce_exchanged(kind);
+    return sum;
+  }
+
   /// Embedding and head, and what of the first and the last layer nothing hides.
-  void add_root(TokenShape tokens, double count, const BlockKind* layer, Reduces reduces) {
-    const HeadWork head = head_work(model_, c_.run, tokens, c_.rates);
-    const Seconds copies = engine_copies(root_);
+  void add_root(const MicroSteps& steps, const BlockKind* layer) {
+    const double count = steps.count;
+    const HeadWork head = head_work(model_, c_.run, steps.tokens, c_.rates);
+    const Seconds copies = engine_copies(root_) + c_.dequantize(root_);
     const Seconds kernels = (head.matmul + head.streaming + copies) * count;
     parts_.head += kernels;
     parts_.compute += kernels;
@@ -236,13 +272,12 @@ class StepModel {
     parts_.backward += kernels * 2 / 3;
     Seconds exposed;
     if (deepspeed()) {
-      if (reduces == Reduces::everything) exposed = c_.reduce(root_trained_);
-      if (reduces == Reduces::in_groups) exposed = c_.reduce_inside(root_trained_);
-      if (c_.run.stage == 3) exposed += c_.gather(root_);
+      exposed = reduce_root(steps.reduces);
+      if (c_.run.stage == 3) exposed += gather(root_, steps.gathers);
     } else if (layer != nullptr) {
       const double held = static_cast<double>(layer->parameters()) / c_.run.tensor_parallel;
       const double trained = static_cast<double>(layer->trainable_parameters()) / c_.run.tensor_parallel;
-      exposed = communicated_gather(held) + (c_.run.stage >= 2 ? c_.gather(root_) : Seconds()) + c_.reduce(trained) +
+      exposed = gather(held, Gathers::all) + (c_.run.stage >= 2 ? c_.gather(root_) : Seconds()) + c_.reduce(trained) +
                 c_.reduce(root_trained_) * 0.5;
     }
     const Seconds gradients = offloaded_gradients(root_trained_) * count;
@@ -255,6 +290,7 @@ class StepModel {
   const EngineTimeContext& c_;
   double root_ = 0;  // parameters of embedding and head on one GPU of the tensor-parallel group
   double root_trained_ = 0;
+  std::vector<double> again_;  // ZeRO-3: gathers of a kind's weights in backward
   Parts parts_;
 };
 

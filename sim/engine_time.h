@@ -77,7 +77,13 @@ struct EngineTimeRun {
   DType reduction = DType::bf16;  // of gradients on the wire
   bool fp8 = false;               // dynamic tensorwise fp8 in all linears of the layers, fp8 all-gather
   bool fp32_gradients = false;    // weight gradients leave matmuls in fp32, or are summed in fp32
-  bool zero_plus_plus = false;    // qwZ + hpZ + qgZ
+  /// ZeRO++, DeepSpeed at stage 3. hpZ: ranks that keep a second copy of the weights between them, for all gathers but
+  /// those of a step's first forward; 0, 1: none.
+  int hpz_ranks = 0;
+  bool quantized_weights = false;    // qwZ: gathers carry 8-bit values
+  bool quantized_gradients = false;  // qgZ: gradients cross as 4-bit values; on one node as ever
+  /// DeepSpeed's stage 3: stage3_max_reuse_distance and stage3_param_persistence_threshold, in elements.
+  std::int64_t max_reuse = 1'000'000'000, persistence = 100'000;
   KernelStack stack = KernelStack::hugging_face;
   AttentionSoftware attention = AttentionSoftware::sdpa;
   bool chunked_loss = false;  // cross-entropy over chunks of tokens, logits in 16 bits

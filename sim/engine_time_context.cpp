@@ -23,6 +23,22 @@ TimeFit network_of(const GpuSpec& gpu) {
   return gpu.arch == "Ampere" ? TimeFit::deepspeed_network_ampere : TimeFit::deepspeed_network_hopper;
 }
 
+void check_zero_plus_plus(const EngineTimeRun& run, int per_node) {
+  if (run.hpz_ranks <= 1 && !run.quantized_weights && !run.quantized_gradients) return;
+  const bool known = run.engine == TimedEngine::deepspeed && run.stage == 3 && run.shard_ranks == run.ranks;
+  if (!known || run.tensor_parallel > 1)
+    throw InputError("step time: hpZ, qwZ and qgZ: expected DeepSpeed's stage 3 without MiCS and tensor parallelism");
+  if (run.hpz_ranks <= 1) return;
+  if (run.ranks % run.hpz_ranks != 0)
+    throw InputError(
+        fmt::format("step time: hpZ: expected a group that divides {} ranks, got {}", run.ranks, run.hpz_ranks));
+  if (run.communicates && run.ranks > per_node && run.hpz_ranks % per_node != 0 && per_node % run.hpz_ranks != 0)
+    throw InputError(
+        fmt::format("step time: hpZ: expected groups of whole nodes, or whole groups in a node of {} ranks, "
+                    "got groups of {}",
+                    per_node, run.hpz_ranks));
+}
+
 EngineTimeRun completed(const EngineTimeRun& given, const MachineSpec& machine) {
   EngineTimeRun run = given;
   if (run.tensor_parallel < 1 || run.tensor_parallel > machine.gpus_per_node)
@@ -47,6 +63,7 @@ EngineTimeRun completed(const EngineTimeRun& given, const MachineSpec& machine) 
   if (run.tokens.batch < 1 || run.tokens.seq_len < 1 || run.accumulation < 0 ||
       (run.accumulation == 0 && run.remainder_batch == 0))
     throw InputError("step time: expected at least one micro-step of one token");
+  check_zero_plus_plus(run, per_node);
   if (run.fp8 && run.engine == TimedEngine::deepspeed)
     throw InputError("step time: fp8 under DeepSpeed is not modelled");
   if (run.fp8 && machine.gpu.arch != "Hopper" && !machine.gpu.arch.starts_with("Blackwell"))
@@ -138,6 +155,8 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   if (nodes > 1 && run.engine == TimedEngine::deepspeed)
     wired.network.bandwidth = wired.network.bandwidth * (fit[network_of(machine.gpu)] / kInfiniBandFraction);
   collectives_.emplace(wired, CollectiveSetting::in_step);
+  if (run.quantized_weights || exchanges()) queued_.emplace(wired, CollectiveSetting::queued);
+  if (exchanges()) beyond_ring_ = all_to_all_beyond_ring(machine, ranks_per_node_);
 }
 
 Unmeasured unmeasured(const ModelSpec& model, const EngineTimeRun& run) {
@@ -180,12 +199,14 @@ RankGroup EngineTimeContext::group(int ranks) const {
   return {ranks, std::max(1, ranks / inside), inside};
 }
 
+/// ZeRO-3 gathers a layer in several messages.
+double EngineTimeContext::messages() const {
+  return run.engine == TimedEngine::deepspeed && run.stage == 3 ? fit[TimeFit::deepspeed_messages] : 1;
+}
+
 Seconds EngineTimeContext::collective(CollectiveKind kind, double bytes, RankGroup ranks) const {
   if (!collectives_ || ranks.ranks == 1) return {};
-  // ZeRO-3 gathers a layer in several messages.
-  const bool split = run.engine == TimedEngine::deepspeed && run.stage == 3;
-  const double messages = split ? fit[TimeFit::deepspeed_messages] : 1;
-  return collectives_->cost(kind, Bytes(bytes / messages), ranks).alone() * (messages * run.collective_scale);
+  return collectives_->cost(kind, Bytes(bytes / messages()), ranks).alone() * (messages() * run.collective_scale);
 }
 
 Seconds EngineTimeContext::gather(double parameters) const {
@@ -196,12 +217,7 @@ Seconds EngineTimeContext::gather(double parameters) const {
     return collective(CollectiveKind::all_gather, bytes / all.ranks_per_node, {all.nodes, all.nodes, 1}) +
            collective(CollectiveKind::all_gather, bytes, {all.ranks_per_node, 1, all.ranks_per_node});
   }
-  return collective(CollectiveKind::all_gather, parameters * size_of(run.type), group(run.shard_ranks));
-}
-
-Seconds EngineTimeContext::gather_inside(double parameters) const {
-  return collective(CollectiveKind::all_gather, parameters * size_of(run.type),
-                    group(std::min(run.ranks, ranks_per_node_)));
+  return gather_among(parameters, group(run.shard_ranks));
 }
 
 Seconds EngineTimeContext::reduce_inside(double parameters) const {
@@ -265,8 +281,19 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
                     fmt::format("{:.2f} of the NICs' sum on InfiniBand, other networks in proportion",
                                 fit[network_of(machine.gpu)]),
                     fit.values[static_cast<std::size_t>(network_of(machine.gpu))].source});
+  for (Assumption& each : zero_plus_plus_assumptions()) list.push_back(std::move(each));
   for (Assumption& each : unmeasured_assumptions()) list.push_back(std::move(each));
   return list;
+}
+
+std::vector<Assumption> EngineTimeContext::zero_plus_plus_assumptions() const {
+  std::vector<std::string> kinds;
+  if (has_secondary()) kinds.push_back(fmt::format("hpZ in groups of {}", run.hpz_ranks));
+  if (run.quantized_weights) kinds.push_back("qwZ");
+  if (run.quantized_gradients) kinds.push_back(exchanges() ? "qgZ" : "qgZ (on one node DeepSpeed's usual reduction)");
+  if (kinds.empty()) return {};
+  return {{"step time of ZeRO++", fmt::format("{}", fmt::join(kinds, ", ")),
+           "by mechanism; measured rows have all three together (384 V100), none has one alone: docs/step-time.md"}};
 }
 
 std::vector<Assumption> EngineTimeContext::unmeasured_assumptions() const {

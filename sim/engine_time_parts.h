@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "sim/all_to_all.h"
 #include "sim/collective_model.h"
 #include "sim/engine_time.h"
 #include "sim/engine_time_work.h"
@@ -19,7 +20,14 @@ class EngineTimeContext {
 
   /// Full tensors of that many parameters, over the ranks that share them.
   Seconds gather(double parameters) const;
-  Seconds gather_inside(double parameters) const;  // among the ranks of one node
+  /// ZeRO++, stage 3 (engine_time_quantized.cpp).
+  bool has_secondary() const { return run.hpz_ranks > 1; }
+  Seconds gather_secondary(double parameters) const;       // among the ranks that share hpZ's second copy
+  Seconds keep_secondary(double parameters) const;         // kernels that write it, once a step
+  Seconds dequantize(double parameters) const;             // kernels behind a gather of qwZ; none without it
+  bool exchanges() const;                                  // qgZ, on several nodes
+  Seconds reduce_exchanged(const BlockKind& kind) const;   // a block's gradients under qgZ
+  Seconds exchange_launches(const BlockKind& kind) const;  // host time of that, beyond other reductions'
   /// Gradients, to their owners: reduce-scatter; all-reduce in DDP, at DeepSpeed's stages 0 to 2, and between copies
   /// under HSDP and MiCS.
   Seconds reduce(double parameters) const { return reduce_inside(parameters) + reduce_between(parameters); }
@@ -45,13 +53,23 @@ class EngineTimeContext {
  private:
   RankGroup group(int ranks) const;  // `ranks` neighbours that work together
   Seconds collective(CollectiveKind kind, double bytes, RankGroup ranks) const;
+  double messages() const;  // that a layer's collective is split into
+  /// Of `parameters` in the type of compute, or of 8-bit values.
+  Seconds gather_among(double parameters, RankGroup ranks) const;
+  /// One more that follows at once: the ranks are there already.
+  Seconds following(CollectiveKind kind, double bytes, RankGroup ranks) const;
+  Seconds exchange(double values, double scales, RankGroup ranks) const;
+  Seconds exchange_matrix(double elements, double scales) const;
 
   void check_unmeasured(const ModelSpec& model) const;
   std::vector<Assumption> unmeasured_assumptions() const;
+  std::vector<Assumption> zero_plus_plus_assumptions() const;
 
   const ModelSpec& model_;
   int ranks_per_node_ = 1;  // data-parallel
   std::optional<CollectiveModel> collectives_;
+  std::optional<CollectiveModel> queued_;  // of quantized collectives: values, then scales
+  SecondsPerByte beyond_ring_;             // an all-to-all inside a node
 };
 
 /// What is not measured in any row that the model of step times was fitted to or checked against.

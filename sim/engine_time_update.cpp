@@ -83,6 +83,13 @@ void update_on_host(const EngineTimeContext& c, double local, Update& update) {
   if (run.parameters_on_nvme) update.offload += c.nvme_write(local * size_of(run.type));
 }
 
+/// Its kernels.
+Seconds update_on_gpu(const ModelSpec& model, const EngineTimeContext& c, double local) {
+  const Seconds kernels = Bytes(local * optimizer_bytes(c)) / c.machine.gpu.memory_bandwidth;
+  if (c.run.optimizer != OptimizerSoftware::torch_loop) return kernels;
+  return std::max(kernels, kLoopKernelHost * (kLoopKernels * num_tensors(model)));
+}
+
 }  // namespace
 
 Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
@@ -92,27 +99,25 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   const double trained = static_cast<double>(model.trainable_parameters()) / run.tensor_parallel;
   const double local = trained / c.shards();
   const BytesPerSecond memory = c.machine.gpu.memory_bandwidth;
+  // What begins an update, and the copies of all weights once they are gathered, take the same wherever Adam runs.
+  const TimeFit start = deepspeed ? TimeFit::optimizer_start_deepspeed : TimeFit::optimizer_start;
+  update.optimizer = Seconds(c.fit[start] * kMillisecond);
+  if (deepspeed && run.stage < 3) update.optimizer += Bytes(trained * c.fit[TimeFit::optimizer_deepspeed_all]) / memory;
   switch (run.offload_optimizer) {
-    case OffloadedOptimizer::none: {
-      const TimeFit start = deepspeed ? TimeFit::optimizer_start_deepspeed : TimeFit::optimizer_start;
-      Seconds kernels = Bytes(local * optimizer_bytes(c)) / memory;
-      if (run.optimizer == OptimizerSoftware::torch_loop)
-        kernels = std::max(kernels, kLoopKernelHost * (kLoopKernels * num_tensors(model)));
-      update.optimizer = kernels + Seconds(c.fit[start] * kMillisecond);
+    case OffloadedOptimizer::none:
+      update.optimizer += update_on_gpu(model, c, local);
       break;
-    }
     case OffloadedOptimizer::host:
     case OffloadedOptimizer::nvme:
       update_on_host(c, local, update);
       break;
     case OffloadedOptimizer::states:
-      // Both directions at the same time.
+      // Both directions at the same time; what they brought is updated in between.
       update.offload = Bytes(local * kStateBytes) / c.pcie(run.pinned);
+      update.optimizer += update_on_gpu(model, c, local);
       break;
   }
   if (!deepspeed) return update;
-  if (run.offload_optimizer == OffloadedOptimizer::none && run.stage < 3)
-    update.optimizer += Bytes(trained * c.fit[TimeFit::optimizer_deepspeed_all]) / memory;
   if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
   if (run.stage == 0 && run.type == DType::bf16 && run.offload_optimizer == OffloadedOptimizer::none)
     update.optimizer += kTensorHost * num_tensors(model);
