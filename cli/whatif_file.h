@@ -1,6 +1,6 @@
 #pragma once
 // `zeroplan whatif FILE`: workloads, machines with prices of their own, a budget and a deadline. JSON, schema 1, strict
-// (README, "A file of what-ifs").
+// (docs/whatif.md).
 
 #include <map>
 #include <string>

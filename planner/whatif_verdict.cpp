@@ -90,6 +90,12 @@ class Changes {
             least([&](const WhatifPoint& q) { return q.asked && q.run.late(limits_) == Seconds(); }, smaller)) {
       single.push_back(*p);
     }
+    // Both limits a little rather than one by a lot.
+    const auto both = least(
+        [&](const WhatifPoint& p) { return p.run.late(limits_) > Seconds() && p.run.over(limits_) > 0; }, smaller);
+    if (both && std::ranges::none_of(single, [&](const WhatifPoint& p) { return !smaller(*both, p); })) {
+      single.push_back(*both);
+    }
     std::ranges::stable_sort(single, smaller);
     if (more_nodes) single.insert(single.begin(), *more_nodes);
     if (single.empty()) {

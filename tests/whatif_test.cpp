@@ -250,6 +250,39 @@ TEST_CASE("An hour of a node that is owned: capital over the hours it works, and
   CHECK(owned_hour(busier).electricity_usd == hour.electricity_usd);
 }
 
+TEST_CASE("Many cheap cards or few expensive ones: five boxes by price and power") {
+  // docs/user-cases.md, pages-3090rig: prices and power as asked there (A100: the middle); years, use and electricity
+  // are ours.
+  struct Box {
+    const char* gpus;
+    double usd, watts, step_seconds;
+  };
+  std::vector<Alternative> boxes;
+  const std::vector<Box> all = {{"4x3090", 3000, 1400, 94.6},
+                                {"2x4090", 3600, 900, 95.7},
+                                {"1x5090", 2250, 575, 0},
+                                {"1xA100-80G", 13000, 300, 103},
+                                {"2xA6000", 5000, 600, 122}};
+  for (const Box& box : all) {
+    boxes.push_back(given(box.gpus, 1, 1));
+    boxes.back().machine.price = price_of({box.usd, 3, box.watts / 1000, 0.15, 0.5, ""});
+  }
+  Request workload;
+  workload.model = find_model("7B");
+  workload.seq_len = 2048;
+  WhatifLimits limits = limits_of(std::nullopt, 60);
+  limits.tokens = 1e9;
+  const WhatifAnswer answer = plan_alternatives(workload, boxes, limits);
+  REQUIRE(answer.verdict->recommended);
+  CHECK(*answer.verdict->recommended == 1);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    INFO(all[i].gpus);
+    const Candidate* best = answer.rows[i].best();
+    CHECK((best != nullptr) == (all[i].step_seconds > 0));
+    if (best != nullptr) CHECK_THAT(best->prediction.step.base(), WithinRel(all[i].step_seconds, 0.02));
+  }
+}
+
 TEST_CASE("The CSV has a line for each row, and commas and quotes in names stay in their cells") {
   std::vector<Alternative> alternatives = {searched("8xH100", std::nullopt), searched("4xA100-80G", 12)};
   alternatives[1].machine.price->source = "a \"quote\", of today\nand more";

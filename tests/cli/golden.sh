@@ -38,6 +38,8 @@ golden 70b_8xa100_offload --model 70B --gpus 8xA100-80G --zero 3 --offload optim
 golden 13b_8xa100_stages --model 13B --gpus 8xA100-80G --zero 0,1,2,3
 golden 13b_8xa100_offload --model 13B --gpus 8xA100-80G --zero 3 --offload optimizer
 golden 13b_whatif whatif --model 13B --hardware 8xA100-80G,8xH100,2x8xH100,4xA100-80G@13USD --tokens 300B
+golden 8b_whatif_limits whatif --model 8B --hardware 8xH100,8xA100-80G,4xL40S,HGX-H100-8 --tokens 100B --budget 60kUSD --deadline 14days
+golden 8b_whatif_missed whatif --model 8B --hardware 8xA100-80G,2x4xL40S --tokens 300B --budget 60kUSD --deadline 3weeks
 # Other engines: a plan, the same plan played, adapters, drives, a shortfall, experts.
 golden 7b_deepspeed --model 7B --gpus 8xA100-80G --engine deepspeed --zero 3 --out ds
 golden 7b_deepspeed_simulate simulate ds/plan.json
