@@ -298,7 +298,8 @@ void assume_timed(const DeepSpeedConfig& config, const RunPrediction& run, std::
   for (const Assumption& a : run.time->assumptions) assumptions.push_back(a);
   if (run.workload.ranks == 1 || config.stage == 0) return;
   assumptions.push_back({"overlap of collectives", "as in the runs that step times are fitted to",
-                         "bucket sizes, overlap_comm, prefetch and live limits do not enter the step time; stage 3's reuse distance does"});
+                         "bucket sizes, overlap_comm, prefetch and live limits do not enter the step time; stage 3's "
+                         "reuse distance does"});
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "planner/engine_plans.h"
 
+#include <algorithm>
+
 #include "planner/engine_candidate.h"
 #include "planner/engine_counts.h"
 #include "planner/export_parts.h"
@@ -19,6 +21,12 @@ OptimizerSoftware software_of(AdamForm form) {
       return OptimizerSoftware::torch_loop;
   }
   return OptimizerSoftware::torch_fused;
+}
+std::int64_t largest_layer(const ModelSpec& model) {
+  std::int64_t most = 1;
+  for (const BlockKind& kind : model.kinds)
+    if (kind.role == BlockRole::layer) most = std::max(most, kind.parameters());
+  return most;
 }
 bool on_nvme(const Plan& plan) { return on_nvme(plan.optimizer) || on_nvme(plan.parameters); }
 
@@ -47,6 +55,8 @@ EngineTimeRun engine_time_run(const Plan& p, const ModelSpec& model) {
   // grad_accum_dtype as the exporter chooses it (export_deepspeed_choices.cpp).
   const bool sums = p.precision.accumulation == DType::fp32 && p.precision.weights != DType::fp32;
   run.fp32_gradients = deepspeed && sums && (p.zero_stage == 3 || (p.zero_stage == 2 && !offloaded));
+  // deepspeed.json's window (export_deepspeed_choices.cpp): a layer's weights stay from its recompute to its backward.
+  run.max_reuse = p.recompute == Recompute::none ? 0 : 2 * largest_layer(model);
   run.parameters_on_nvme = on_nvme(p.parameters);
   run.offload_parameters = p.parameters.hbm < p.parameters.total();
   return run;
