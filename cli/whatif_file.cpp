@@ -44,6 +44,8 @@ constexpr std::array kKeys = {
     Key{"offload", "--offload", &WorkloadFlags::offload, nullptr, Form::text},
     Key{"recompute", "--recompute", &WorkloadFlags::recompute, nullptr, Form::text},
     Key{"engine", "--engine", &WorkloadFlags::engine, nullptr, Form::text},
+    Key{"adam", "--adam", &WorkloadFlags::adam, nullptr, Form::text},
+    Key{"alloc_conf", "--alloc-conf", &WorkloadFlags::alloc_conf, nullptr, Form::text},
     Key{"margin", "--margin", &WorkloadFlags::margin, nullptr, Form::text},
 };
 /// Those that the file may say once for all.

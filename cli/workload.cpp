@@ -178,29 +178,4 @@ MachineSpec MachineFlags::resolve() const {
   return result;
 }
 
-MachineSpec machine_of_item(std::string_view item) {
-  const std::size_t at = item.rfind('@');
-  const std::string name(item.substr(0, at));
-  if (name.empty()) throw InputError(fmt::format("--hardware: expected NxGPU or a machine, got \"{}\"", item));
-  MachineSpec machine;
-  const std::size_t digits = name.find_first_not_of("0123456789");
-  const bool counted = digits != std::string::npos && digits > 0 && (name[digits] == 'x' || name[digits] == 'X');
-  if (counted) {
-    const std::string rest = name.substr(digits + 1);
-    const std::size_t inner = rest.find_first_not_of("0123456789");
-    const bool nodes = inner != std::string::npos && inner > 0 && (rest[inner] == 'x' || rest[inner] == 'X');
-    machine =
-        nodes ? machine_for(parse_gpu_request(rest),
-                            static_cast<int>(parse_integer(name.substr(0, digits), "--hardware: nodes", 1, kMostNodes)))
-              : machine_for(parse_gpu_request(name), 1);
-  } else {
-    machine = find_machine(name);
-  }
-  if (at != std::string_view::npos) {
-    const double usd = parse_usd(item.substr(at + 1), fmt::format("--hardware {}", item));
-    machine.price = PriceSpec{usd, "", "", "given with --hardware"};
-  }
-  return machine;
-}
-
 }  // namespace zeroplan

@@ -35,8 +35,4 @@ struct MachineFlags {
   MachineSpec resolve() const;
 };
 
-/// One item of `--hardware`: NxGPU, NODESxNxGPU or a machine's name or file, with "@31.5USD" behind it when the user
-/// knows the price of a node and hour.
-MachineSpec machine_of_item(std::string_view item);
-
 }  // namespace zeroplan

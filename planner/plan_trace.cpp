@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "models/error.h"
 #include "models/lower.h"
 #include "sim/chrome_trace.h"
 
@@ -14,15 +13,10 @@ namespace {
 /// Ops of a layer in one micro-step, about: forward, backward, gathers, reductions, Allocs and Frees.
 constexpr std::int64_t kOpsOfLayer = 100;
 
-/// Of the plan's micro-steps those that a trace holds: at least two of several, so that one follows another.
+/// Of the plan's micro-steps those that a trace holds.
 std::int64_t traced_micro_steps(const PlanFile& file) {
   const std::int64_t ops = kOpsOfLayer * file.model.num_layers;
-  if (ops > kMostTracedMicroStepOps) {
-    throw InputError(fmt::format("a trace of {} layers has about {} ops a micro-step, more than {}: too many to open",
-                                 file.model.num_layers, format_count(ops), format_count(kMostTracedMicroStepOps)));
-  }
-  if (ops * file.plan.accumulation <= kMostTracedOps) return file.plan.accumulation;
-  return std::min(file.plan.accumulation, std::max<std::int64_t>(2, kMostTracedOps / ops));
+  return std::clamp<std::int64_t>(kMostTracedOps / ops, 1, file.plan.accumulation);
 }
 
 }  // namespace

@@ -8,19 +8,16 @@
 
 namespace zeroplan {
 
-/// Ops beyond which a trace is cut to whole micro-steps: some 70 MB. Perfetto opens that in seconds.
+/// Ops beyond which a trace is cut to whole micro-steps, one at least: some 70 MB. A micro-step of the most layers that
+/// a model may have, 10,000, is 90 MB.
 inline constexpr std::int64_t kMostTracedOps = 400'000;
-/// Ops of one micro-step beyond which there is no trace: some 350 MB.
-inline constexpr std::int64_t kMostTracedMicroStepOps = 2'000'000;
-
 struct PlanTrace {
   std::string text;              // JSON
   std::int64_t micro_steps = 1;  // of the plan's that it holds, from the first on, and the update after them
 };
 
 /// Rank 0 of the plan's step, played by discrete events. A step of more than kMostTracedOps is played with fewer
-/// micro-steps. Throws InputError when one micro-step has more than kMostTracedMicroStepOps, and as simulate() and
-/// simulate_engine().
+/// micro-steps. Throws as simulate() and simulate_engine().
 PlanTrace trace_of_plan(const PlanFile& file, SimulatedRanks ranks);
 /// The same of a plan of DeepSpeed or FSDP2 that has been played with its trace.
 PlanTrace trace_of_engine(const PlanFile& file, const EngineSimulation& played);

@@ -40,7 +40,7 @@ beside() {
     echo "FAILED: plan --out and simulate --trace differ: $*"
     ((failed += 1))
   fi
-  if [[ "$name" != long_step ]]; then python3 "$here/check_trace.py" "$name/trace.json" || ((failed += 1)); fi  # seconds of Python
+  if [[ "$name" != long_step* ]]; then python3 "$here/check_trace.py" "$name/trace.json" || ((failed += 1)); fi  # seconds of Python
 }
 for engine in zeroplan deepspeed fsdp2; do
   beside "$engine" --model gpt2 --gpus 2x3090-24G --host-memory 64GiB --global-batch 32 --micro-batch 2 --engine "$engine"
@@ -48,6 +48,17 @@ done
 grep -q 'trace.json holds a step of 3 of the plan.s 8 micro-steps' fsdp2.notes || { echo "FAILED: what the trace holds"; ((failed += 1)); }
 beside long_step --model 7B --gpus 8xA100-80G --zero 3 --recompute full --micro-batch 1 --global-batch 1040
 grep -q 'trace.json holds a step of 125 of the plan.s 130 micro-steps' long_step.notes || { echo "FAILED: the bound"; ((failed += 1)); }
+
+# Folders that were not there are made, and said.
+timeout 120 "$zeroplan" simulate "$examples/remedies/pcie.json" --trace new/er/step.json >/dev/null 2>err
+if [[ ! -s new/er/step.json ]] || ! grep -q 'note: --trace: made the folder new$' err || ! grep -q 'folder new/er$' err; then
+  echo "FAILED: made folders are said: $(cat err)"
+  ((failed += 1))
+fi
+# A micro-step of many layers: one of them, whole.
+printf '{"model_type":"llama","hidden_size":64,"num_hidden_layers":3000,"num_attention_heads":4,"intermediate_size":128,"vocab_size":512}' >deep.json
+beside long_step_of_layers --model deep.json --gpus 2xH100 --seq-len 64 --global-batch 8 --zero 0 --recompute none --micro-batch 1
+grep -q 'trace.json holds a step of 1 of the plan.s 4 micro-steps' long_step_of_layers.notes || { echo "FAILED: a deep model"; ((failed += 1)); }
 
 # broken NAME PYTHON: the first trace with `e`, its events, changed is refused.
 broken() {
