@@ -244,6 +244,10 @@ Tensor detached(const Tensor& tensor) {
 /// CheckpointFunction.backward: the region again, with gradients, and an engine of its own.
 void backward_reentrant(BackwardCall& call) {
   CheckpointFrame& region = *call.node.region;
+  for (std::size_t i = 0; i < region.outputs.size(); ++i) {
+    const CheckpointFrame::Output& output = region.outputs[i];
+    if (!call.grads[i]) call.grads[i] = call.tape.allocate(output.sizes, output.type);
+  }
   Tensors inputs = region.inputs;
   for (std::size_t i = 0, next = 0; i < region.positional; ++i) {
     if (call.node.lengths[i] == 0) continue;  // None
@@ -263,6 +267,11 @@ void backward_reentrant(BackwardCall& call) {
     const Ref<Node>& accumulator = inputs[i].impl().accumulator;
     if (accumulator && accumulator->saved.size() > 1) call.results[i] = accumulator->saved[0].tensor;
   }
+  roots.clear();
+  grads.clear();
+  // Python's lists and tuples die from their end.
+  while (!outputs.empty()) outputs.pop_back();
+  for (std::size_t i = call.grads.size(); i-- > 0;) call.grads[i].drop();
 }
 
 }  // namespace
@@ -284,6 +293,7 @@ Tensors Tape::checkpoint_reentrant(const Ref<CheckpointFrame>& frame) {
   }
   for (std::size_t i = 0; i < frame->positional; ++i) frame->inputs[i].drop();  // the node saved them
   if (node) node->outputs = static_cast<int>(outputs.size());
+  for (const Tensor& output : outputs) frame->outputs.push_back({output.sizes(), output.type()});
   for (std::size_t i = 0; i < outputs.size(); ++i) attach(outputs[i], node, static_cast<int>(i));
   return outputs;
 }

@@ -38,6 +38,12 @@ struct CheckpointFrame {
   Dims away_sizes;
   Element away_type = Element::bf16;
   bool has_recomputed = false;
+  /// Of a reentrant region's outputs: autograd hands its backward zeros for those that nobody used.
+  struct Output {
+    Dims sizes;
+    Element type = Element::bf16;
+  };
+  std::vector<Output> outputs;
   static void destroy(CheckpointFrame* frame);
 };
 
