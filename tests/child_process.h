@@ -1,6 +1,7 @@
 #pragma once
 // A test in a process of its own: for what cannot be undone (limits, users, mounts, signals). No Catch2 macros inside.
 
+#include <sched.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -80,6 +82,22 @@ inline void become_nobody() {
   constexpr uid_t kNobody = 65534;
   if (geteuid() == 0 && (setresgid(kNobody, kNobody, kNobody) != 0 || setresuid(kNobody, kNobody, kNobody) != 0))
     throw std::runtime_error("setresuid");
+}
+
+/// Enters new namespaces (CLONE_NEWNS, CLONE_NEWNET) as root; without root's rights as root of a user namespace. False
+/// where that is not allowed.
+inline bool enter_namespaces(int flags) {
+  const uid_t user = geteuid();
+  const gid_t group = getegid();
+  if (user == 0) return unshare(flags) == 0;
+  if (unshare(flags | CLONE_NEWUSER) != 0) return false;
+  const auto write_to = [](const char* path, const std::string& text) {
+    std::ofstream out(path);
+    return static_cast<bool>(out << text << std::flush);
+  };
+  return write_to("/proc/self/setgroups", "deny") &&
+         write_to("/proc/self/uid_map", "0 " + std::to_string(user) + " 1") &&
+         write_to("/proc/self/gid_map", "0 " + std::to_string(group) + " 1");
 }
 
 }  // namespace zeroplan::tests

@@ -76,8 +76,7 @@ TEST_CASE("Impossible options are the user's error") {
 // What a DiskFile of this size says in a file system made for it, or "not allowed".
 std::string on_new_disk(const std::string& directory, const char* type, const char* facts, std::int64_t size) {
   return in_child([&]() -> std::string {
-    if (unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0 ||
-        mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+    if (!tests::enter_namespaces(CLONE_NEWNS) || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         mount(type, directory.c_str(), type, 0, facts) != 0)
       return "not allowed";
     DiskOptions options;
