@@ -50,7 +50,7 @@ beside long_step --model 7B --gpus 8xA100-80G --zero 3 --recompute full --micro-
 grep -q 'trace.json holds a step of 125 of the plan.s 130 micro-steps' long_step.notes || { echo "FAILED: the bound"; ((failed += 1)); }
 
 # Folders that were not there are made, and said.
-timeout 120 "$zeroplan" simulate "$examples/remedies/pcie.json" --trace new/er/step.json >/dev/null 2>err
+timeout 600 "$zeroplan" simulate "$examples/remedies/pcie.json" --trace new/er/step.json >/dev/null 2>err
 if [[ ! -s new/er/step.json ]] || ! grep -q 'note: --trace: made the folder new$' err || ! grep -q 'folder new/er$' err; then
   echo "FAILED: made folders are said: $(cat err)"
   ((failed += 1))
