@@ -159,6 +159,15 @@ void smaller_workload(const Request& r, std::vector<Shortfall::Change>& changes)
   });
 }
 
+/// PyTorch's allocator loses less to fragments with segments that grow.
+void growing_segments(const Request& r, std::vector<Shortfall::Change>& changes) {
+  if (own_engine(r) || !r.allocator_conf.empty()) return;
+  Request growing = r;
+  growing.allocator_conf = "expandable_segments:True";
+  add_change(changes, growing, "PYTORCH_CUDA_ALLOC_CONF=" + growing.allocator_conf,
+             "--alloc-conf " + growing.allocator_conf);
+}
+
 void freer_choice(const Request& r, std::vector<Shortfall::Change>& changes) {
   if (!r.constraints.stages.empty() || r.constraints.offload) {
     Request free = r;
@@ -192,6 +201,7 @@ Shortfall shortfall_of(const Request& request, const Candidate& nearest) {
 
 std::vector<Shortfall::Change> changes_that_fit(const Request& request) {
   std::vector<Shortfall::Change> changes;
+  growing_segments(request, changes);
   freer_choice(request, changes);
   smaller_workload(request, changes);
   if (request.engine != Engine::fsdp2) a_disk(request, changes);  // FSDP2 offloads to host memory only
