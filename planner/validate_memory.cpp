@@ -147,6 +147,7 @@ Fsdp2Options fsdp_options(const Cells& cells, Lowered& row) {
   options.reduction = run.reduction;
   options.reshard_after_forward = options.reshard_root = run.stage == 3 && !cells.contains("zero_variant", "never");
   options.offload = run.offload_parameters;
+  if (!options.offload && cells.contains("extra_notes", "foreach")) options.adam = AdamForm::foreach;
   if (cells.contains("precision", "parameters in bf16") || cells.contains("precision", "bf16-true"))
     options.parameters = options.reduction = run.type;
   if (!cells.stated("precision")) {
