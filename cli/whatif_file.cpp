@@ -69,6 +69,17 @@ auto placed_at(const JsonValue& value, Call call) {
   }
 }
 
+/// What the answer calls it: it is printed on terminals and becomes a folder.
+std::string name_of(const JsonValue& value) {
+  constexpr std::size_t kLongest = 100;
+  const std::string& name = value.as_string();
+  const bool plain = std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  if (name.empty() || name.size() > kLongest || !plain) {
+    value.fail(fmt::format("a name of 1 to {} printable characters", kLongest));
+  }
+  return name;
+}
+
 class FileReader {
  public:
   explicit FileReader(const std::string& path)
@@ -113,8 +124,7 @@ class FileReader {
       item.at("model");
       for (const Key& key : kKeys) take(item, key, workload);
       const JsonValue* name = item.find("name");
-      workload.name = name != nullptr ? name->as_string() : item.at("model").as_string();
-      if (workload.name.empty()) name->fail("a name");
+      workload.name = name != nullptr ? name_of(*name) : item.at("model").as_string();
       for (const WhatifFile::Workload& other : file.workloads) {
         if (other.name == workload.name) item.fail_with(fmt::format("a second workload named \"{}\"", workload.name));
       }
@@ -146,9 +156,10 @@ class FileReader {
     if (text.find('@') != std::string::npos) hardware.fail("a machine without a price; \"price\" is a key of its own");
     Alternative alternative = placed_at(hardware, [&] { return alternative_of(resolved(text, folder_), "machine"); });
     alternative.from_file = true;
-    alternative.name = alternative.unit = item.find("name") != nullptr ? item.at("name").as_string() : text;
-    if (alternative.name.empty()) item.at("name").fail("a name");
-    set_size(item, alternative);
+    const bool counted = alternative.unit != alternative.name;  // "4x8xH100"
+    set_size(item, alternative, counted);
+    const JsonValue* name = item.find("name");
+    alternative.name = alternative.unit = name != nullptr ? name_of(*name) : text;
     if (item.find("price") != nullptr && item.find("on_premise") != nullptr) {
       item.at("on_premise").fail_with("expected \"price\" or \"on_premise\", got both");
     }
@@ -156,12 +167,13 @@ class FileReader {
     return alternative;
   }
 
-  void set_size(const JsonValue& item, Alternative& alternative) const {
+  /// `counted`: "hardware" says the number of nodes.
+  static void set_size(const JsonValue& item, Alternative& alternative, bool counted) {
     constexpr std::int64_t kMostNodes = 65536;
     MachineSpec& machine = alternative.machine;
     if (const JsonValue* nodes = item.find("nodes")) {
       const std::int64_t count = nodes->as_int(1, machine.host_device ? 1 : kMostNodes);
-      if (alternative.nodes_given && count != machine.nodes) {
+      if (counted && count != machine.nodes) {
         nodes->fail(fmt::format("{}, the nodes of \"hardware\", or no such key", machine.nodes));
       }
       if (count != machine.nodes) set_nodes(machine, static_cast<int>(count));
@@ -210,6 +222,8 @@ class FileReader {
     terms.usd_per_kwh = read("electricity", parse_electricity);
     terms.utilisation = read("utilisation", parse_utilisation);
     if (const JsonValue* source = object.find("source")) terms.source = source->as_string();
+    constexpr double kMostUsdPerHour = 1e6;
+    if (!(owned_hour(terms).usd() <= kMostUsdPerHour)) object.fail_with("expected at most 1,000,000 USD an hour");
     if (!(owned_hour(terms).usd() > 0))
       object.fail_with("expected a price above 0: no capital and no electricity are given");
     return terms;

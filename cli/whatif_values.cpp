@@ -8,6 +8,7 @@
 #include <string>
 
 #include "models/error.h"
+#include "planner/whatif.h"
 
 namespace zeroplan {
 namespace {
@@ -51,7 +52,8 @@ double parse_amount(std::string_view text, std::string_view where, const Amount&
 
 double parse_budget(std::string_view text, std::string_view where) {
   static constexpr Unit kUnits[] = {{"USD", 1}, {"kUSD", 1e3}, {"MUSD", 1e6}};
-  return parse_amount(text, where, {"US dollars such as 50000USD, 50kUSD or 1.5MUSD, above 0", kUnits, 0, 1e12});
+  return parse_amount(text, where,
+                      {"US dollars such as 50000USD, 50kUSD or 1.5MUSD, above 0", kUnits, 0, kLargestBudget});
 }
 
 Seconds parse_deadline(std::string_view text, std::string_view where) {
@@ -60,7 +62,7 @@ Seconds parse_deadline(std::string_view text, std::string_view where) {
   constexpr double kSecondsPerDay = 86400;
   return Seconds(kSecondsPerDay * parse_amount(text, where,
                                                {"a time such as 30days, 36h or 2weeks, above 0 and at most 36525days",
-                                                kUnits, 0, 36525}));
+                                                kUnits, 0, kLongestDeadline.base() / kSecondsPerDay}));
 }
 
 double parse_hourly_price(std::string_view text, std::string_view where) {

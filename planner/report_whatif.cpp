@@ -72,8 +72,8 @@ std::vector<std::string> cells_of(const WhatifRow& row, const WhatifLimits& limi
   cells.push_back(machine.price ? fmt::format("{:.2f}", machine.price->usd_per_hour * machine.nodes) : "no price");
   cells.push_back(cost ? fmt::format("{:.3g}", cost->usd_per_million_tokens) : "-");
   if (limits.tokens) {
-    cells.push_back(run ? format_count(std::llround(run->time.base() / kSecondsPerHour)) : "-");
-    cells.push_back(run && run->usd ? format_count(std::llround(*run->usd)) : "-");
+    cells.push_back(run ? whole_text(run->time.base() / kSecondsPerHour) : "-");
+    cells.push_back(run && run->usd ? whole_text(*run->usd) : "-");
   }
   if (limits.any()) cells.push_back(kept_text(row, limits));
   cells.push_back(marks(row));
@@ -90,8 +90,7 @@ std::string trials_section(const WhatifRow& row, const ReportStyle& style) {
     const bool fits = trial.run.has_value();
     table.add({fmt::format("{}", trial.nodes), fits ? fmt::format("{:.0f}", trial.tokens_per_second) : "does not fit",
                fits ? fmt::format("{:.2f}", trial.tokens_per_second / fewest->tokens_per_second) : "-",
-               fits ? days_text(trial.run->time) : "-",
-               fits && trial.run->usd ? format_count(std::llround(*trial.run->usd)) : "-"});
+               fits ? days_text(trial.run->time) : "-", fits && trial.run->usd ? whole_text(*trial.run->usd) : "-"});
   }
   const std::string title = fmt::format("{} by number of nodes (each predicted)", row.alternative.name);
   return inked(title, Ink::bold, style) + "\n" + table.text() + "\n";

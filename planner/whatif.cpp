@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -167,13 +168,23 @@ std::vector<std::vector<Planned>> plan_all(const Request& workload, std::vector<
   return jobs;
 }
 
+/// Bytes that the nearest plan of a row lacks; endless for a machine that cannot run the workload.
+double missing(const WhatifRow& row) {
+  if (!row.answer) return std::numeric_limits<double>::infinity();
+  double sum = 0;
+  if (row.answer->shortfall) {
+    for (const Shortfall::Lack& lack : row.answer->shortfall->lacks) sum += lack.missing().base();
+  }
+  return sum;
+}
+
 /// Whether `a` is the better row of one machine: what fits, then what keeps the limits, then what misses them least,
 /// then what is preferred.
 bool better_count(const WhatifRow& a, const WhatifRow& b, const WhatifLimits& limits) {
   const auto run_a = a.run(limits), run_b = b.run(limits);
   if (!run_a || !run_b) {
     if (run_a.has_value() != run_b.has_value()) return run_a.has_value();
-    return a.answer && !b.answer;
+    return missing(a) < missing(b);
   }
   const double excess_a = run_a->excess(limits), excess_b = run_b->excess(limits);
   if (excess_a != excess_b) return excess_a < excess_b;

@@ -67,6 +67,10 @@ std::vector<WhatifPoint> comparable(const WhatifAnswer& answer, const std::vecto
   }
   points.insert(points.end(), more.begin(), more.end());
   if (answer.limits.budget_usd) std::erase_if(points, [](const WhatifPoint& p) { return !p.run.usd; });
+  // What no limit may be is no change either.
+  std::erase_if(points, [](const WhatifPoint& p) {
+    return p.run.time > kLongestDeadline * 0.999 || p.run.usd.value_or(0) > kLargestBudget - 1;
+  });
   return points;
 }
 
@@ -164,8 +168,14 @@ std::string missed(const WhatifAnswer& answer, const WhatifRow& row) {
   std::vector<std::string> misses;
   if (const Seconds late = run->late(answer.limits); late > Seconds()) misses.push_back(days_text(late) + " late");
   if (const double over = run->over(answer.limits); over > 0) misses.push_back(usd_text(over) + " over the budget");
-  return fmt::format("no machine keeps {}; nearest is {}: {}, {}", limits_text(answer.limits),
-                     place_text(row, run->nodes), run_text(*run), fmt::join(misses, " and "));
+  std::string text = fmt::format("no machine keeps {}; nearest is {}: {}, {}", limits_text(answer.limits),
+                                 place_text(row, run->nodes), run_text(*run), fmt::join(misses, " and "));
+  const bool most = !row.alternative.nodes_given && run->nodes == row.trials.back().nodes;
+  if (most && run->late(answer.limits) > Seconds()) {
+    text += fmt::format("; a step of {} sequences has no part for more nodes (--global-batch)",
+                        *answer.workload.global_batch);
+  }
+  return text;
 }
 
 }  // namespace
@@ -206,7 +216,12 @@ std::string days_text(Seconds time) {
 
 std::string usd_text(double usd) {
   constexpr double kCentsMatter = 100;
-  return usd < kCentsMatter ? fmt::format("{:.2f} USD", usd) : format_count(std::llround(usd)) + " USD";
+  return usd < kCentsMatter ? fmt::format("{:.2f} USD", usd) : whole_text(usd) + " USD";
+}
+
+std::string whole_text(double value) {
+  constexpr double kCounted = 1e15;
+  return value < kCounted ? format_count(std::llround(value)) : fmt::format("{:.4g}", value);
 }
 
 std::string run_text(const WhatifRun& run) {

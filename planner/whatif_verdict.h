@@ -29,5 +29,7 @@ std::string limits_text(const WhatifLimits& limits);
 std::string days_text(Seconds time);
 /// "21,340 USD".
 std::string usd_text(double usd);
+/// "21,340"; four digits and an exponent where nobody counts any more.
+std::string whole_text(double value);
 
 }  // namespace zeroplan

@@ -16,7 +16,7 @@ expect() {  # expect WHAT COMMAND...: the command succeeds
     ((failed += 1))
   fi
 }
-run() { timeout 120 "$zeroplan" "$@" >out 2>err </dev/null; }
+run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
 exits() {  # exits CODE ARGUMENT...
   local code="$1"
   shift
@@ -64,7 +64,7 @@ for limits in '--budget 100USD --deadline 9days' '--deadline 5h' '--budget 60USD
     ((total += 1))
     python3 "$here/check_whatif.py" apply "$change" "${question[@]}" "${words[@]}" >command
     mapfile -t arguments <command
-    if ! timeout 120 "$zeroplan" "${arguments[@]}" >again 2>err </dev/null; then
+    if ! timeout 600 "$zeroplan" "${arguments[@]}" >again 2>err </dev/null; then
       echo "FAILED: $limits: $change does not do"
       ((failed += 1))
     fi
@@ -73,6 +73,10 @@ done
 expect "as text" exits 1 "${question[@]}" --budget 100USD --deadline 9days
 expect "says so" out_has 'Not within the limits'
 expect "and what would do" out_has 'the cheapest change first'
+
+# What would take a century is no change that a flag can ask for.
+expect "no flag that nobody can give" exits 1 whatif --model 70B --hardware 1x4xA100-80G@10USD --tokens 1000T --deadline 30days --budget 1kUSD --json
+expect "is named" bash -c '! grep -qE "\"flag\"" out'
 
 # Units and flags that lack each other.
 for text in 5000 '' USD -5USD 0USD 5000EUR 5000usd nanUSD 1e400USD 5000USD/h '5 000USD' 2e12USD; do
@@ -130,6 +134,9 @@ edited '/workloads: expected 1 to' 'f["workloads"] = []'
 edited 'expected "workloads", "machines" or both' 'del f["workloads"], f["machines"]'
 edited '/machines/0/hardware' 'm[0]["hardware"] = "8xH1000"'
 edited 'a price; "price" is a key' 'm[0]["hardware"] = "8xH100@3USD"'
+edited '/machines/0/name: expected a name' 'm[0]["name"] = "red \x1b[31m"'
+edited '/machines/0/name: expected a name' 'm[0]["name"] = ""'
+edited 'at most 1,000,000 USD an hour' 'm[2]["on_premise"]["lifetime"] = "1e-300 years"'
 edited 'a second machine named' 'm[3] = dict(m[0])'
 edited '/machines/1/nodes' 'm[1]["nodes"] = 0'
 edited '/machines/1/nodes: expected 4' 'm[1]["hardware"] = "4x8xH200"'
@@ -154,6 +161,9 @@ mkdir -p deep/er
 printf '{"schema": 1, "machines": [{"hardware": "mine.json", "price": "9 USD/h"}]}' >deep/ask.json
 expect "paths are relative to the file" run whatif deep/ask.json --model gpt2 --tokens 1B --deadline 30days --json
 expect "with the price of the file" out_has '"usd_per_hour": 9.0'
+printf '{"schema": 1, "machines": [{"hardware": "mine.json", "nodes": 3}]}' >deep/three.json
+expect "nodes of a machine file" run whatif deep/three.json --model gpt2 --tokens 1B --deadline 30days --json
+expect "are those that the file of what-ifs says" out_has '"nodes": 3'
 
 # The folder.
 expect "--out" exits 0 whatif "$examples/whatif.json" --out answer/today
