@@ -179,6 +179,13 @@ struct Predictor::State {
     return o;
   }
 
+  /// Every op as if alone.
+  Estimate estimate(const Schedule& schedule, const MachineCostModel& cost) {
+    Estimate result = estimator.run(schedule, demands(schedule, cost));
+    no_less_than_busiest(result);
+    return result;
+  }
+
   ModelSpec model;
   MachineSpec machine;
   Simulator& simulator() {
@@ -314,6 +321,25 @@ Simulation Predictor::simulate(const Plan& plan, const SimulateOptions& options)
   return s.simulator().run(schedule, demands(schedule, cost), plan.shard_ranks, options);
 }
 
+namespace {
+
+/// A play may be this much shorter than what bounds it from below: rounding, and ends of the step that overlap.
+constexpr double kSteadyTolerance = 1e-3;
+constexpr double kMostUnsteadyOps = 2e6;  // timed ops of all simulated ranks: a tenth of a second
+
+/// Ops of a stream run one after the other: what the busiest takes in a step longer by `more` times the difference.
+/// Where it falls behind the others, a short step hides its queue behind the update, and a long one cannot.
+Seconds busiest_stream(const Simulation& longer, const Simulation& brief, double more) {
+  Seconds most;
+  for (std::size_t i = 0; i < longer.streams.size(); ++i) {
+    const Seconds busy = longer.streams[i].busy;
+    most = std::max(most, busy + more * (busy - brief.streams[i].busy));
+  }
+  return most;
+}
+
+}  // namespace
+
 Simulation Predictor::play_shortly(const Plan& plan) {
   if (plan.accumulation <= kShortSteps + kLongerSteps) return simulate(plan, {});
   Plan part = plan;
@@ -323,7 +349,16 @@ Simulation Predictor::play_shortly(const Plan& plan) {
   Simulation whole = simulate(part, {});
   const auto more =
       static_cast<double>(plan.accumulation - kLongerSteps) / static_cast<double>(kLongerSteps - kShortSteps);
+  const Seconds least =
+      std::max(busiest_stream(whole, brief, more),
+               state_->estimate(state_->lowering.zeroplan(plan, Folding::layers), state_->cost(plan)).step);
+  const auto all_ops = static_cast<double>(whole.ops * whole.simulated_ranks) * static_cast<double>(plan.accumulation) /
+                       static_cast<double>(kLongerSteps);
   extend_play(whole.step, whole.breakdown, brief, more);
+  if (least <= (1 + kSteadyTolerance) * whole.step) return whole;
+  if (all_ops <= kMostUnsteadyOps) return simulate(plan, {});
+  whole.breakdown.exposed_offload += least - whole.step;
+  whole.step = least;
   return whole;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "models/error.h"
 #include "models/lower.h"
@@ -17,6 +18,8 @@ constexpr double kGpuLackWeight = 8;
 /// memory and links all the time (docs/benchmarks.md; in lockstep it is four times as fast).
 constexpr double kMostPlayedOps = 2.5e5;
 constexpr double kMostWholeOps = 4e5;
+constexpr int kFewestPlays = 5;  // of the short list, however many ops they have: estimates rank offload badly
+constexpr int kMostSettled = 3;  // answers played whole until one stays the best
 
 /// Whether weight gradients are added to a whole resident gradient; a lone rank that sends them to the host writes them
 /// like a sharded one.
@@ -102,6 +105,12 @@ std::vector<Candidate> Searcher::run() {
     if (!taken.contains(family) && static_cast<int>(taken.size()) > request_.top_k) continue;
     if (taken[family]++ < kRefined) all.push_back(std::move(c));
   }
+  const std::size_t chosen = all.size();
+  for (std::size_t i = 0; i < chosen; ++i) {
+    for (const bool weights : {false, true}) {
+      if (auto other = emptied(all[i], weights)) all.push_back(std::move(*other));
+    }
+  }
   for (Candidate& c : all) refine(c);
   std::stable_sort(all.begin(), all.end(),
                    [&](const Candidate& a, const Candidate& b) { return better(a.prediction, b.prediction); });
@@ -147,9 +156,12 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
     bool laid_out = false;
   };
   std::vector<Entry> pool;
-  for (Candidate& c : all) pool.push_back({std::move(c), false});
-  std::vector<Candidate> reported;
   double budget = kMostPlayedOps;
+  for (Candidate& c : all) {
+    budget = std::max(budget, kFewestPlays * played_ops(c.plan));
+    pool.push_back({std::move(c), false});
+  }
+  std::vector<Candidate> reported;
   const auto can_play = [&](const Candidate& c) { return !c.prediction.simulated && played_ops(c.plan) <= budget; };
   const auto order = [&](const Entry& a, const Entry& b) {
     const bool last_a = !a.candidate.prediction.simulated && !can_play(a.candidate);
@@ -174,13 +186,27 @@ std::vector<Candidate> Searcher::report(std::vector<Candidate> all) {
       pool.erase(best);
     }
   }
-  prefer_simpler(reported);
-  // The answer itself is played whole, as `simulate` plays it.
-  if (!reported.empty() && reported.front().prediction.simulated && whole_ops(reported.front().plan) <= kMostWholeOps) {
-    Candidate& answer = reported.front();
-    use_simulation(answer.prediction, predictor_.simulate(answer.plan, {}), request_.machine);
-  }
+  settle(reported);
   return reported;
+}
+
+/// The answer itself is played whole, as `simulate` plays it. Where that takes longer than its short play, the next
+/// plan may be the best, and is played whole too.
+void Searcher::settle(std::vector<Candidate>& plans) {
+  std::vector<Plan> whole;
+  prefer_simpler(plans);
+  while (!plans.empty() && static_cast<int>(whole.size()) < kMostSettled) {
+    Candidate& answer = plans.front();
+    if (!answer.prediction.simulated || whole_ops(answer.plan) > kMostWholeOps) return;
+    if (std::find(whole.begin(), whole.end(), answer.plan) != whole.end()) return;
+    use_simulation(answer.prediction, predictor_.simulate(answer.plan, {}), request_.machine);
+    whole.push_back(answer.plan);
+    std::stable_sort(plans.begin(), plans.end(), [&](const Candidate& a, const Candidate& b) {
+      if (a.prediction.simulated != b.prediction.simulated) return a.prediction.simulated;
+      return better(a.prediction, b.prediction);
+    });
+    prefer_simpler(plans);
+  }
 }
 
 void Searcher::explore(bool split_master, bool narrow_sum) {
@@ -256,6 +282,29 @@ void Searcher::keep(const Plan& plan, const Prediction& prediction) {
 }
 
 // --- refinement --------------------------------------------------------------------------------------
+
+/// The space fills the GPU with states while every layer recomputes. The other end of that trade: everything that may
+/// leave leaves, `weights` that all stayed too, and refining gives the memory to activations. Nothing when there is no
+/// such plan.
+std::optional<Candidate> Searcher::emptied(const Candidate& filled, bool weights) {
+  const Plan& plan = filled.plan;
+  if (plan.recompute == Recompute::none || request_.constraints.offload || request_.objective == Objective::memory)
+    return std::nullopt;
+  const bool all_weights = plan.parameters.hbm == plan.parameters.total();
+  if (plan.optimizer.hbm == plan.optimizer.total() || (weights && (plan.zero_stage < 3 || !all_weights)))
+    return std::nullopt;
+  Candidate other = filled;
+  const auto leave = [](Placement& p) {
+    const int blocks = std::exchange(p.hbm, 0);
+    (p.host > 0 || p.nvme == 0 ? p.host : p.nvme) += blocks;
+    return blocks > 0;
+  };
+  const bool states = leave(other.plan.optimizer);
+  const bool others = (weights || !all_weights) && leave(other.plan.parameters);
+  if (!states && !others) return std::nullopt;
+  other.prediction = evaluate(other.plan);
+  return fits(other.prediction, request_.margin) ? std::optional(std::move(other)) : std::nullopt;
+}
 
 void Searcher::refine(Candidate& c) {
   refine_recompute(c);

@@ -2,6 +2,7 @@
 // One pass over the space. search() runs it once, once per stage, or again with a changed request to verify an advice.
 
 #include <map>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -46,11 +47,13 @@ class Searcher {
 
   std::vector<Candidate> ranked() const;
   std::vector<Candidate> report(std::vector<Candidate> all);
+  std::optional<Candidate> emptied(const Candidate& filled, bool weights);
   void refine(Candidate& candidate);
   void refine_recompute(Candidate& candidate);
   void refine_prefetch(Candidate& candidate);
   bool lay_out_plan(Candidate& candidate);
   void prefer_simpler(std::vector<Candidate>& plans) const;
+  void settle(std::vector<Candidate>& plans);
   double whole_ops(const Plan& plan) const;
   double played_ops(const Plan& plan) const;
   void play(Candidate& candidate);
