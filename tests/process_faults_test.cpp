@@ -171,6 +171,31 @@ TEST_CASE("a call that waits too long names the processes that are missing") {
   check_all(text, "rank 1 waited 2 s in exchange (all ranks, call 0) for ranks 0 and 2");
 }
 
+TEST_CASE("what came while a process was stopped is no time-out") {
+  Gate calls;
+  const Outcome outcome = on_every_process(
+      2,
+      [&](World& world) -> std::string {
+        const auto communicator = of_all(world);
+        const pid_t other = std::stoi(world.exchange(std::to_string(getpid()))[0]);
+        std::array<float, 4> values{};
+        if (world.rank() == 0) calls.open();
+        if (world.rank() == 1) {
+          calls.wait();
+          wait_until_asleep(other);  // in the call
+          kill(other, SIGSTOP);
+        }
+        communicator->all_reduce(view(values));  // rank 0 has sent all that rank 1 needs
+        if (world.rank() == 1) {
+          std::this_thread::sleep_for(2500ms);
+          kill(other, SIGCONT);
+        }
+        return world.exchange("done")[0];
+      },
+      [](ProcessWorldOptions& options) { options.wait_limit = 2s; });
+  check_all(outcome, "done");
+}
+
 TEST_CASE("processes whose calls differ are named with both calls") {
   for (const Transport transport : {Transport::automatic, Transport::tcp}) {
     const auto adjust = [&](ProcessWorldOptions& options) { options.transport = transport; };

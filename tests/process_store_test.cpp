@@ -2,12 +2,10 @@
 
 #include "runtime/process_store.h"
 
-#include <fmt/format.h>
 #include <net/if.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "tests/child_process.h"
@@ -53,7 +51,7 @@ class StoreOfThree {
   void cut(int rank) { ranks_[static_cast<std::size_t>(rank)].close(); }
   /// Nothing is read until go_on(): then all that has come is read in one turn, rank 0's first.
   void stop() {
-    while (!asleep()) std::this_thread::sleep_for(1ms);  // not in the middle of a turn
+    wait_until_asleep(children_[0].pid);  // not in the middle of a turn
     kill(children_[0].pid, SIGSTOP);
     REQUIRE(waitpid(children_[0].pid, nullptr, WUNTRACED) == children_[0].pid);
   }
@@ -76,15 +74,6 @@ class StoreOfThree {
   std::string verdict(int rank) { return BodyReader(told(rank).back().body).text(); }
 
  private:
-  /// Whether all threads of the store's process wait for something.
-  bool asleep() const {
-    for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", children_[0].pid))) {
-      std::ifstream stat(task.path() / "stat");
-      std::string text((std::istreambuf_iterator<char>(stat)), {});
-      if (text.find(") S ") == std::string::npos) return false;
-    }
-    return true;
-  }
   int socket(int rank) const { return ranks_[static_cast<std::size_t>(rank)].value(); }
   std::vector<Child> children_;
   std::vector<FileDescriptor> ranks_;

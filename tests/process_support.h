@@ -11,12 +11,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/process_communicator.h"
@@ -94,6 +98,17 @@ inline Child start(const std::function<std::string()>& run) {
   }
   (void)!write(write_end.value(), text.data(), text.size());
   _exit(0);
+}
+
+/// Until every thread of the process waits for something.
+inline void wait_until_asleep(pid_t pid) {
+  const std::filesystem::path tasks = "/proc/" + std::to_string(pid) + "/task";
+  const auto asleep = [](const std::filesystem::directory_entry& task) {
+    std::ifstream stat(task.path() / "stat");
+    const std::string text((std::istreambuf_iterator<char>(stat)), {});
+    return text.find(") S ") != std::string::npos;
+  };
+  while (!std::all_of(std::filesystem::directory_iterator(tasks), {}, asleep)) std::this_thread::sleep_for(1ms);
 }
 
 /// Reads until every child's pipe ended or the time is up; then kills and reaps what is left. True if nothing was left.
