@@ -19,7 +19,8 @@ constexpr std::array<Command, 11> kCommands = {{
      run_check},
     {"probe", "Measures this machine; the file is a machine for the other commands", run_probe},
     {"validate", "Predictions beside measured rows: tables of errors", run_validate},
-    {"whatif", "The same training on several machines: speed and price in one table", run_whatif},
+    {"whatif", "The same training on several machines: speed, price, and which to take within a budget and a deadline",
+     run_whatif},
     {"models", "The catalog of models, or one model: tensors, FLOPs, sources", run_models},
     {"machines", "The catalog of machines and GPUs, or one of them", run_machines},
     {"topology", "The wiring in `nvidia-smi topo -m` or NCCL's XML: graph, routes, shared links", run_topology},
@@ -37,7 +38,8 @@ std::string program_help() {
       "\n  zeroplan COMMAND --help    flags, defaults and an example\n"
       "  zeroplan --version\n\n"
       "Example:\n  zeroplan --model 70B --gpus 4xA100-80G\n\n"
-      "Exit codes: 0 done, 1 nothing fits or check found an error, 2 bad input, 3 a device failed, 70 a bug of "
+      "Exit codes: 0 done, 1 nothing fits or keeps its limits or check found an error, 2 bad input, 3 a device failed, "
+      "70 a bug of "
       "zeroplan\n";
   return text;
 }
