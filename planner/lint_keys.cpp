@@ -168,6 +168,8 @@ class KeyWalk {
   void unknown(const ConfigNode& object, const ConfigMember& member, const std::string& path,
                const std::string& section, UnknownKey policy) {
     if (const WrongKey* wrong = lint_.keys.find_wrong(path)) return listed(object, member, path, *wrong, policy);
+    if (path == "allgather_size" && (lint_.is_true("zero_optimization") || lint_.is_false("zero_optimization")))
+      return;  // zero-as-bool says what reads it
     if (dotted(member, path)) return;
     if (prefixed(object, member, path, section)) return;
     if (other_letters(object, member, path, section, policy)) return;

@@ -260,11 +260,13 @@ void lint_ratio_groups(Linter& lint) {
   if (std::floor((1 - config.offload_optimizer.ratio) * static_cast<double>(groups)) >= 1) return;
   lint.report(
       "ratio-sub-groups", key,
-      fmt::format("a rank's {} elements are {} sub-group{} of {}: {} of them stay on the GPU at ratio {}, none. The "
-                  "ratio works in "
-                  "whole sub-groups.",
-                  format_count(own), groups, groups == 1 ? "" : "s", format_count(config.sub_group),
-                  json_number((1 - config.offload_optimizer.ratio) * static_cast<double>(groups)), lint.shown(key)),
+      fmt::format(
+          "a rank's {} elements are {} sub-group{} of {}: {} of them stay on the GPU at ratio {}, none. The "
+          "ratio works in "
+          "whole sub-groups.",
+          format_count(own), groups, groups == 1 ? "" : "s", format_count(config.sub_group),
+          json_number(std::round((1 - config.offload_optimizer.ratio) * static_cast<double>(groups) * 1e6) / 1e6),
+          lint.shown(key)),
       "\"sub_group_size\": 100000000");
 }
 

@@ -26,6 +26,14 @@ std::string stages_text(const DeepspeedKey& key) {
                                            : fmt::format("stages {} to {}", key.first_stage, key.last_stage);
 }
 
+/// Accelerate and the Trainer ask for it at any stage when weights are split by tensor parallelism: without it
+/// get_state_dict() raises a ValueError (huggingface/accelerate, Accelerator.get_state_dict).
+bool gathers_tensor_parallel(const Linter& lint, std::string_view key) {
+  if (!key.ends_with("gather_16bit_weights_on_model_save")) return false;
+  const ConfigNode* tensor = lint.value("tensor_parallel.autotp_size");
+  return tensor != nullptr && coerced_integer(*tensor).value_or(1) > 1;
+}
+
 /// Keys of other stages. Offload sections have rules of their own.
 void lint_dead_keys(Linter& lint) {
   const ConfigNode* zero = lint.value("zero_optimization");
@@ -38,6 +46,7 @@ void lint_dead_keys(Linter& lint) {
     if (key == nullptr || key->unread || member.repeated || member.key.starts_with("offload_")) continue;
     if (stage >= key->first_stage && stage <= key->last_stage) continue;
     if (member.key.starts_with("cpu_offload") || member.key == "zenflow") continue;
+    if (gathers_tensor_parallel(lint, member.key)) continue;
     const bool plain = at_default(lint, member.value, *key) || member.value.is_auto();
     if (stage == 0) {
       at_zero.push_back(member.key);

@@ -288,8 +288,8 @@ void Searcher::keep(const Plan& plan, const Prediction& prediction) {
 /// such plan.
 std::optional<Candidate> Searcher::emptied(const Candidate& filled, bool weights) {
   const Plan& plan = filled.plan;
-  if (plan.recompute == Recompute::none || request_.constraints.offload || request_.objective == Objective::memory)
-    return std::nullopt;
+  const bool fixed = request_.constraints.offload || request_.constraints.recompute;
+  if (plan.recompute == Recompute::none || fixed || request_.objective == Objective::memory) return std::nullopt;
   const bool all_weights = plan.parameters.hbm == plan.parameters.total();
   if (plan.optimizer.hbm == plan.optimizer.total() || (weights && (plan.zero_stage < 3 || !all_weights)))
     return std::nullopt;

@@ -146,6 +146,18 @@ TEST_CASE("Known-good configurations have no error and no warning, and nothing t
   }
 }
 
+TEST_CASE("A key that the deprecated shorthand reads is not called ignored") {
+  const auto says = [](std::string_view text, std::string_view rule) {
+    return std::ranges::any_of(Checked(std::string(text)).answer.findings,
+                               [&](const Finding& finding) { return finding.rule->id == rule; });
+  };
+  const std::string shorthand = R"({"train_batch_size": 8, "zero_optimization": true, "allgather_size": 500000000})";
+  CHECK(says(shorthand, "zero-as-bool"));
+  CHECK_FALSE(says(shorthand, "unknown-key-ignored"));
+  CHECK(says(R"({"train_batch_size": 8, "zero_optimization": {"stage": 1}, "allgather_size": 5})",
+             "unknown-key-ignored"));
+}
+
 TEST_CASE("Every wrong key of the reference is caught with its consequence") {
   struct Case {
     const char* key;  // as the reference names it
