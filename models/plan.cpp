@@ -202,8 +202,7 @@ class PlanChecker {
     require(p_.precision.states == DType::fp32 && !p_.precision.split_master, "precision",
             "expected fp32 states and masters under this engine");
     if (deepspeed) {
-      require(p_.zero_stage == 0 || p_.shard_ranks == p_.ranks, "shard_ranks",
-              fmt::format("expected all {} ranks under deepspeed", p_.ranks), p_.shard_ranks);
+      hpz_group();
       require(p_.zero_stage == 3 || p_.optimizer.nvme == 0, "optimizer", "expected stage 3 with states on NVMe");
       return;
     }
@@ -212,6 +211,17 @@ class PlanChecker {
             "expected to lie where the parameters lie, GPU or host, under fsdp2");
     require(p_.optimizer.hbm == blocks_ || p_.adam == AdamForm::loop, "adam",
             "expected \"loop\" with states on the host: other forms there are not known", to_string(p_.adam));
+  }
+
+  /// At stage 3 a group smaller than all ranks is hpZ's: it keeps a second copy of the weights, on the GPU.
+  void hpz_group() const {
+    if (p_.zero_stage == 0 || p_.shard_ranks == p_.ranks) return;
+    require(p_.zero_stage == 3, "shard_ranks", fmt::format("expected all {} ranks under deepspeed", p_.ranks),
+            p_.shard_ranks);
+    require(p_.shard_ranks > 1, "shard_ranks", "expected a group of several ranks for hpZ", p_.shard_ranks);
+    require(p_.parameters.hbm == blocks_, "shard_ranks",
+            fmt::format("expected all {} ranks with weights off the GPU: hpZ keeps its copy there", p_.ranks),
+            p_.shard_ranks);
   }
 
   const Plan& p_;
@@ -228,7 +238,8 @@ void check_plan(const Plan& plan, const ModelSpec& model, std::string_view where
 
 std::string describe(const Plan& plan) {
   std::string text = fmt::format("ZeRO-{}", plan.zero_stage);
-  if (plan.zero_stage > 0 && plan.shard_ranks != plan.ranks) text += fmt::format(" in groups of {}", plan.shard_ranks);
+  if (plan.zero_stage > 0 && plan.shard_ranks != plan.ranks)
+    text += fmt::format("{} in groups of {}", plan.engine == Engine::deepspeed ? " with hpZ" : "", plan.shard_ranks);
   const auto place = [&](std::string_view what, const Placement& p) {
     if (p.hbm == p.total()) return;
     std::string where;

@@ -64,7 +64,9 @@ struct Precision {
 struct Plan {
   Engine engine = Engine::zeroplan;
   int ranks = 1;
-  int shard_ranks = 1;  // ranks that share one copy of the states (ZeRO group); divides ranks
+  /// Ranks that share one copy of the states (ZeRO group); divides ranks. Under DeepSpeed's stage 3, which shards over
+  /// all ranks: those that share hpZ's second copy of the weights; all: none is kept.
+  int shard_ranks = 1;
   int zero_stage = 0;
   /// Adapters of that rank on the linear layers, all else frozen (apply_lora()); 0: everything is trained. Under
   /// DeepSpeed and FSDP2 only.

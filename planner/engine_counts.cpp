@@ -23,6 +23,9 @@ Flops recomputed(const BlockKind& kind, TokenShape tokens) {
   return sum - last;
 }
 
+/// Ranks that share one copy of masters, moments and gradients: under DeepSpeed all, whatever hpZ's groups.
+int state_ranks(const Plan& plan) { return plan.engine == Engine::deepspeed ? plan.ranks : plan.shard_ranks; }
+
 Flops micro_step_flops(const ModelSpec& model, const BlockKind& kind, TokenShape tokens, bool checkpointing) {
   Flops sum;
   for (const GraphOp& op : kind.ops) sum += forward_flops(op, tokens) + backward_flops(op, tokens);
@@ -85,18 +88,19 @@ Bytes engine_saved_activations(const ModelSpec& model, const Plan& plan) {
 
 Bytes engine_states_on_gpu(const ModelSpec& model, const Plan& plan) {
   const auto all = static_cast<double>(model.parameters()), trained = static_cast<double>(model.trainable_parameters());
-  const double weight = size_of(plan.precision.weights), share = 1.0 / plan.shard_ranks;
+  const double weight = size_of(plan.precision.weights), share = 1.0 / state_ranks(plan);
   const bool states = plan.optimizer.hbm == plan.optimizer.total();
   const bool weights = plan.parameters.hbm == plan.parameters.total();
   if (plan.engine == Engine::fsdp2)
     return Bytes(weights ? share * (trained * kStateBytes + (all - trained) * weight) : 0);
   if (plan.zero_stage == 0) return Bytes(all * weight + trained * kStateBytes);
   if (plan.zero_stage < 3) return Bytes(all * weight + (states ? share * trained * kStateBytes : 0));
-  return Bytes(share * ((weights ? all * weight : 0) + (states ? trained * kStateBytes : 0)));
+  const double second = plan.shard_ranks != plan.ranks ? all * weight / plan.shard_ranks : 0;  // hpZ
+  return Bytes(share * ((weights ? all * weight : 0) + (states ? trained * kStateBytes : 0)) + second);
 }
 
 Bytes engine_nvme(const ModelSpec& model, const MachineSpec& machine, const Plan& plan) {
-  const double share = static_cast<double>(std::min(machine.gpus_per_node, plan.ranks)) / plan.shard_ranks;
+  const double share = static_cast<double>(std::min(machine.gpus_per_node, plan.ranks)) / state_ranks(plan);
   const double states = plan.optimizer.nvme > 0 ? kSwappedBytes * static_cast<double>(model.trainable_parameters()) : 0;
   const double weights =
       plan.parameters.nvme > 0 ? size_of(plan.precision.weights) * static_cast<double>(model.parameters()) : 0;

@@ -40,7 +40,7 @@ EngineTimeRun engine_time_run(const Plan& p, const ModelSpec& model) {
   run.tokens = p.micro_step();
   run.accumulation = p.accumulation;
   run.ranks = p.ranks;
-  run.shard_ranks = p.zero_stage == 0 || p.shard_ranks == p.ranks ? 0 : p.shard_ranks;
+  if (p.zero_stage > 0 && p.shard_ranks != p.ranks) (deepspeed ? run.hpz_ranks : run.shard_ranks) = p.shard_ranks;
   run.recompute = p.recompute == Recompute::none ? TimedRecompute::none : TimedRecompute::full;
   run.type = p.precision.weights;
   run.reduction = deepspeed ? p.precision.gradients : DType::fp32;

@@ -135,6 +135,12 @@ class EngineSearch {
     return styles;
   }
 
+  /// DeepSpeed shards over all ranks; at stage 3 hpZ's second copy of the weights lies in a node, on its GPUs.
+  std::vector<int> groups(int stage, const OffloadStyle& offload) const {
+    if (!deepspeed() || (stage == 3 && offload.parameters == Tier::hbm)) return shard_groups_of(request_, stage);
+    return {stage == 0 ? 1 : request_.machine.ranks()};
+  }
+
   std::vector<Recompute> recomputes() const {
     std::vector<Recompute> modes;
     for (const Recompute mode : recomputes_of(request_)) {
@@ -186,8 +192,7 @@ class EngineSearch {
     refuse_precision();
     for (const int stage : stages()) {
       for (const OffloadStyle& offload : offloads(stage)) {
-        for (const int group : deepspeed() ? std::vector<int>{stage == 0 ? 1 : request_.machine.ranks()}
-                                           : shard_groups_of(request_, stage)) {
+        for (const int group : groups(stage, offload)) {
           for (const Recompute mode : recomputes()) {
             for (const std::int64_t batch : micro_batches_of(request_, workload_, kMostBatches)) {
               add({stage, group, offload, mode, batch, false, false});

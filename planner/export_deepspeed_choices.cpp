@@ -77,6 +77,7 @@ class Chooser {
     const bool on_gpu = plan_.parameters.hbm == plan_.parameters.total() && plan_.gradients == Tier::hbm;
     if (choices_.stage == 3 && plan_.zero_stage == 3 && on_gpu && plan_.shard_ranks > 1) {
       choices_.hpz_ranks = plan_.shard_ranks;
+      if (plan_.engine == Engine::deepspeed) return;  // what the plan means
       note(fmt::format(
           "groups of {} ranks are hpZ: weights are gathered inside a group, gradients and optimizer states are "
           "sharded over all {} ranks (less memory, one gather a step between groups). MiCS, the plan's own form, "

@@ -62,6 +62,10 @@ void set_deepspeed(const JsonValue& row, EngineTimeRun& run) {
     run.pinned = row_flag(row.at("zero").at("offload_optimizer"), "pin_memory", false);
   }
   run.offload_parameters = on_host(row, "offload_param");
+  if (const JsonValue* zero = row.find("zero"); zero != nullptr && run.stage == 3) {
+    run.quantized_weights = row_flag(*zero, "zero_quantized_weights", false);
+    run.hpz_ranks = static_cast<int>(row_integer(*zero, "zero_hpz_partition_size", 1));
+  }
   const JsonValue* extra = row.find("extra");
   const JsonValue* types = extra == nullptr ? nullptr : extra->find("data_types");
   run.fp32_gradients = types != nullptr && row_text(*types, "grad_accum_dtype", "") == "fp32";

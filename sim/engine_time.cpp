@@ -169,8 +169,10 @@ class StepModel {
                        work.attention_forward * again.attention + work.streaming_forward * again.rest + casts_again;
     forward.communication = gather(held, steps.gathers);
     backward.communication = gather_again(held, gathers) + reduce_block(kind, trained, steps.reduces);
-    forward.host = host_floor(work);
-    backward.host = forward.host * (1 + again.rest) + (c_.exchanges() ? c_.exchange_launches(kind) : Seconds());
+    const Seconds quantizes = c_.quantize_launches(kind);
+    forward.host = host_floor(work) + quantizes;
+    backward.host = host_floor(work) * (1 + again.rest) + quantizes * gathers;
+    if (c_.exchanges()) backward.host += c_.exchange_launches(kind);
     forward.copies = backward.copies = offloaded_layer(held) + offloaded_activations(tokens);
     add_phase(forward, tensor * kTensorForward, count, parts_.forward);
     add_phase(backward, tensor * kTensorBackward + tensor_again, count, parts_.backward);

@@ -25,6 +25,7 @@ class EngineTimeContext {
   Seconds gather_secondary(double parameters) const;       // among the ranks that share hpZ's second copy
   Seconds keep_secondary(double parameters) const;         // kernels that write it, once a step
   Seconds dequantize(double parameters) const;             // kernels behind a gather of qwZ; none without it
+  Seconds quantize_launches(const BlockKind& kind) const;  // host time of a gather under qwZ, beyond other gathers'
   bool exchanges() const;                                  // qgZ, on several nodes
   Seconds reduce_exchanged(const BlockKind& kind) const;   // a block's gradients under qgZ
   Seconds exchange_launches(const BlockKind& kind) const;  // host time of that, beyond other reductions'

@@ -9,6 +9,7 @@
 namespace zeroplan {
 namespace {
 
+constexpr double kMicrosecond = 1e-6;
 /// An fp32 scale for about so many 8-bit values (CUDAQuantizer.target_group_size).
 constexpr double kScaleBytes = 4, kQuantizedGroup = 8000;
 /// Bytes a value that quantizing to 8 bits reads and writes, and the way back: one fp16 value, one byte.
@@ -17,6 +18,10 @@ constexpr double kQuantizeBytes = 3;
 constexpr double kExchangedBytes = 2.5, kExchangedValue = 0.5;
 /// One of the additions of nodes' parts, and the division: two fp16 values read, one written.
 constexpr double kSumBytes = 6;
+/// Ops that qwZ adds for each matrix of a gather: put together and cast, quantize, a second gather, dequantize and
+/// cast. On one H200 they took 5.8 to 10.9 ms a layer of seven in forward (docs/measurements/h200, rows 10 and 11
+/// beside 7).
+constexpr double kQuantizeOps = 4;
 /// PyTorch calls for a matrix under qgZ, before the additions: quantize, four exchanges, sum, dequantize.
 constexpr double kExchangeCalls = 7;
 
@@ -102,8 +107,18 @@ Seconds EngineTimeContext::reduce_exchanged(const BlockKind& kind) const {
   return time;
 }
 
+Seconds EngineTimeContext::quantize_launches(const BlockKind& kind) const {
+  if (!run.quantized_weights || run.ranks == 1) return {};
+  double matrices = 0;
+  for (const TensorSpec& tensor : kind.tensors) {
+    const bool gathered =
+        tensor.shape.size() > 1 && !tensor.tied && tensor.elements() / tensor.copies > run.persistence;
+    if (gathered) matrices += static_cast<double>(tensor.copies);
+  }
+  return Seconds(fit[TimeFit::host_op_deepspeed] * fit[TimeFit::host_stage3] * kMicrosecond * kQuantizeOps * matrices);
+}
+
 Seconds EngineTimeContext::exchange_launches(const BlockKind& kind) const {
-  constexpr double kMicrosecond = 1e-6;
   const double calls = kExchangeCalls + run.ranks / ranks_per_node_ + 1;
   double matrices = 0;
   visit_reduced(kind, [&](const TensorSpec& tensor) {
