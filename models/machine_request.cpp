@@ -133,6 +133,19 @@ const GpuEntry& resolve_gpu(const std::vector<GpuEntry>& index, std::string_view
   refuse_unknown(index, typed);
 }
 
+/// GPUs of the same form that differ in memory, when the typed name does not say which: A100 is 80 GB, and 40 GB exist.
+Matches of_other_memory(const std::vector<GpuEntry>& index, const GpuEntry& taken, std::string_view typed) {
+  const std::string name = normalized(typed);
+  for (std::size_t end = name.size(); end-- > 1;) {
+    if (memory_suffix(std::string_view(name).substr(end)) == taken.label) return {};
+  }
+  Matches others;
+  for (const GpuEntry& gpu : index) {
+    if (family(gpu) == family(taken) && gpu.label != taken.label) others.push_back(&gpu);
+  }
+  return others;
+}
+
 /// Largest node that is sold, and the counts that the catalog has for this GPU.
 struct NodeSizes {
   int largest = kUsualMostPerNode;
@@ -263,7 +276,13 @@ GpuRequest parse_gpu_request(std::string_view text) {
   const std::string_view name = trimmed(rest.substr(1));
   const std::vector<GpuEntry> index = gpu_index();
   if (normalized(name).empty()) refuse_unknown(index, name);
-  return {static_cast<int>(count), resolve_gpu(index, name).name};
+  const GpuEntry& taken = resolve_gpu(index, name);
+  GpuRequest request{static_cast<int>(count), taken.name};
+  if (const Matches others = of_other_memory(index, taken, name); !others.empty()) {
+    request.typed = std::string(name);
+    request.others = list_names(others);
+  }
+  return request;
 }
 
 MachineSpec machine_for(const GpuRequest& request, int nodes) {
@@ -287,6 +306,11 @@ MachineSpec machine_for(const GpuRequest& request, int nodes) {
   }
   machine.assumptions.insert(machine.assumptions.begin(),
                              {"machine", fmt::format("{} ({})", machine.name, machine.provider), why});
+  if (!request.others.empty()) {
+    machine.assumptions.insert(
+        machine.assumptions.begin(),
+        {"GPU", request.gpu, fmt::format("{} means that one; there is also {}", request.typed, request.others)});
+  }
   set_nodes(machine, nodes);
   return machine;
 }

@@ -112,8 +112,10 @@ std::string write_machine(const MachineSpec& machine);
 
 /// The text of `--gpus`: "4xA100-80G", "8xH100", "2x3090-24G", any case, "a100_80gb".
 struct GpuRequest {
-  int count = 0;    // per node
-  std::string gpu;  // canonical catalog name
+  int count = 0;         // per node
+  std::string gpu;       // canonical catalog name
+  std::string typed{};   // where the name leaves the memory open, as it was typed;
+  std::string others{};  // and what else it may be: "A100-SXM4-40GB (40 GB)"
 };
 /// Throws InputError on a count below 1, an unknown or ambiguous name (nearest ones listed) or a label that is not the
 /// GPU's memory.

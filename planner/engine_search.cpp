@@ -160,8 +160,9 @@ class EngineSearch {
   void refuse_precision() const {
     const GpuSpec& gpu = request_.machine.gpu;
     if (request_.machine.host_device || GpuModel(gpu).supports(request_.precision)) return;
-    throw InputError(fmt::format("--precision {}: expected {}: {} has no matmuls of that type",
-                                 to_string(request_.precision), gpu.peak_fp16 ? "fp16 or fp32" : "fp32", gpu.name));
+    throw InputError(fmt::format(
+        "--precision {}{}: expected {}: {} has no matmuls of that type", to_string(request_.precision),
+        request_.precision == DType::bf16 ? " (the default)" : "", gpu.peak_fp16 ? "fp16 or fp32" : "fp32", gpu.name));
   }
 
   void refuse_adam() const {
@@ -228,7 +229,13 @@ class EngineSearch {
 
   bool better(const Option& a, const Option& b) const {
     if (request_.objective == Objective::memory) return frugality(a) < frugality(b);
-    return a.tokens_per_second > b.tokens_per_second;
+    return worth(a.plan, a.tokens_per_second) > worth(b.plan, b.tokens_per_second);
+  }
+  /// Offload that gains what makes no difference does not come before a plan without it.
+  static double worth(const Plan& plan, double tokens_per_second) {
+    constexpr double kNoDifference = 1.003;
+    const auto leaves = [](const Placement& p) { return p.hbm < p.total(); };
+    return leaves(plan.optimizer) || leaves(plan.parameters) ? tokens_per_second / kNoDifference : tokens_per_second;
   }
 
   /// Smaller: less on the GPU, before any replay.
@@ -324,7 +331,7 @@ class EngineSearch {
     std::stable_sort(found_.begin(), found_.end(), [&](const Candidate& a, const Candidate& b) {
       if (request_.per_stage) return a.plan.zero_stage < b.plan.zero_stage;
       if (request_.objective == Objective::memory) return a.prediction.gpu.peak < b.prediction.gpu.peak;
-      return a.prediction.tokens_per_second > b.prediction.tokens_per_second;
+      return worth(a.plan, a.prediction.tokens_per_second) > worth(b.plan, b.prediction.tokens_per_second);
     });
     const auto most = static_cast<std::size_t>(request_.top_k);
     if (!request_.per_stage && found_.size() > most) found_.resize(most);

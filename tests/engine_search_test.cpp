@@ -119,7 +119,7 @@ TEST_CASE("Under other engines every reported plan fits when it is replayed agai
       CHECK(fit.fits_in_step());
       CHECK(c.prediction.gpu.peak <= (request.machine.gpu.memory * (1 - request.margin)) * (1 + 1e-12));
       CHECK(c.prediction.host->peak == fit.host);
-      CHECK(c.prediction.tokens_per_second <= last);
+      CHECK(c.prediction.tokens_per_second <= 1.003 * last);  // less is no difference: without offload first
       last = c.prediction.tokens_per_second;
       check_prediction(answer, c);
     }
@@ -241,6 +241,20 @@ TEST_CASE("Under other engines the same request gives the same answer") {
   CHECK(first == text());
   const Traffic traffic = search(request).plans.front().prediction.traffic;  // of the replayed tape
   CHECK(traffic.all_gather + traffic.reduce_scatter + traffic.all_reduce > Bytes());
+}
+
+TEST_CASE("Offload that gains what makes no difference is not the answer") {
+  // Adapters are a few MB of states: on the host they cost no time and gain 0.1 %.
+  for (const int top : {1, 3}) {
+    Request request = request_of("8B", "8xH200", Engine::deepspeed);
+    request.lora_rank = 16;
+    request.top_k = top;
+    const Answer answer = search(request);
+    REQUIRE(answer.feasible);
+    const Plan& plan = answer.plans.front().plan;
+    CHECK(plan.optimizer.hbm == plan.optimizer.total());
+    CHECK(plan.parameters.hbm == plan.parameters.total());
+  }
 }
 
 TEST_CASE("Under other engines adapters are planned: less memory than training everything, the rank in every plan") {

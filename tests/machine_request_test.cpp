@@ -137,6 +137,21 @@ TEST_CASE("A memory suffix equal to the label is accepted for every GPU that a n
   CHECK_THAT(error_of("8xH100-94G"), HasText("H100-NVL-94GB (94 GB)"));
 }
 
+TEST_CASE("A name that leaves the memory open says what was taken and what else there is") {
+  const auto gpu_assumption = [](const char* text) {
+    for (const Assumption& a : machine_for(parse_gpu_request(text), 1).assumptions) {
+      if (a.what == "GPU") return a.value + ": " + a.source;
+    }
+    return std::string();
+  };
+  CHECK(gpu_assumption("4xA100") == "A100-SXM4-80GB: A100 means that one; there is also A100-SXM4-40GB (40 GB)");
+  CHECK(gpu_assumption("8xV100") == "V100-SXM2-16GB: V100 means that one; there is also V100-SXM2-32GB (32 GB)");
+  for (const char* clear : {"4xA100-80G", "8xa100_40gb", "4xA100-SXM4-80GB", "8xH100", "2x3090-24G", "8xV100-32G"}) {
+    INFO(clear);
+    CHECK(gpu_assumption(clear).empty());
+  }
+}
+
 TEST_CASE("Malformed --gpus texts say what is expected") {
   for (const char* text : {"", " ", "4", "x", "4x", "A100", "xA100", "4-A100", "4,A100", "H100x8", "four xA100",
                            "\n4xA100", "4xA100\n-80G", "--gpus"}) {
