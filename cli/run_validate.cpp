@@ -19,10 +19,11 @@ Outcome run_validate(const Arguments& arguments) {
   std::vector<std::string> files;
   std::string margin, against;
   bool json = false;
-  line.positionals("FILE",
-                   "JSON lines with the columns of data/groundtruth or data/activations, or CSV with those of "
-                   "data/published; required",
-                   files);
+  line.positionals(
+      "FILE",
+      "JSON lines with the columns of tests/data/groundtruth or tests/data/activations, or CSV with those of "
+      "tests/data/published; required",
+      files);
   line.value("--margin", "PERCENT", "Part of a card that stays free where a run is called to fit [3%]", margin);
   line.value("--against", "FILE",
              "Output of an earlier validate --json: what is worse now is listed, and the exit code is 1", against);

@@ -416,13 +416,17 @@ std::unique_ptr<EngineHooks> make_fsdp2_engine(const EagerStep& step, const Fsdp
 std::vector<HostBuffer> fsdp2_host_memory(const EagerStep& step, const Fsdp2Options& options) {
   std::vector<HostBuffer> host;
   if (!options.offload) return host;
+  std::int64_t denominator = 0, temporaries = 0;  // as in adam_by_parameter()
   for (const EagerParameter& parameter : step.parameters) {
     const std::int64_t bytes = shard_elements(parameter, options.group()) * size_of(options.parameters);
     host.push_back({"weight shards", bytes, 1, HostKind::pinned});
     if (!parameter.trainable) continue;
     host.push_back({"gradient shards", bytes, 1, HostKind::pinned});
     host.push_back({"Adam moments", bytes, 2, HostKind::pageable});
+    temporaries = std::max(temporaries, denominator + 2 * bytes);
+    denominator = bytes;
   }
+  if (temporaries > 0) host.push_back({"Adam temporaries", temporaries, 1, HostKind::pageable});
   return host;
 }
 

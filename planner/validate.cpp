@@ -199,10 +199,10 @@ void refuse_other_text(std::string_view text, const std::string& name) {
   if (text[first] == '{' || text[first] == '[') return;
   constexpr std::size_t kShown = 40;
   const std::string_view line = text.substr(first, text.find_first_of("\r\n", first) - first);
-  throw InputError(
-      fmt::format("{}:1: expected a JSON object a line (data/groundtruth, data/activations) or the columns of "
-                  "data/published, found \"{}{}\"",
-                  name, line.substr(0, kShown), line.size() > kShown ? "..." : ""));
+  throw InputError(fmt::format(
+      "{}:1: expected a JSON object a line (tests/data/groundtruth, tests/data/activations) or the columns of "
+      "tests/data/published, found \"{}{}\"",
+      name, line.substr(0, kShown), line.size() > kShown ? "..." : ""));
 }
 
 }  // namespace

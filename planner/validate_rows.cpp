@@ -347,7 +347,8 @@ RowPredictor::Answer RowPredictor::predict(const JsonValue& row, std::string_vie
   }
   if (is_user_case(row)) return {describe(row), {}, {user_case_verdict(row, text, margin_)}};
   if (row.find("peaks") == nullptr) {
-    throw InputError("no columns of data/groundtruth (peaks) or data/activations (saved, fwd_peak, bwd_peak)");
+    throw InputError(
+        "no columns of tests/data/groundtruth (peaks) or tests/data/activations (saved, fwd_peak, bwd_peak)");
   }
   return row.find("stage") != nullptr ? deepspeed(row, text) : fsdp2(row);
 }
