@@ -38,8 +38,9 @@ class EnginePlayer {
       : file_(file),
         request_(request_of(file)),
         plans_(request_),
-        cost_(file.machine, file.plan.shard_ranks, file.plan.precision.weights, &plans_.trained()),
-        simulator_(file.machine),
+        wired_(file.plan.engine == Engine::deepspeed ? deepspeed_network(file.machine) : file.machine),
+        cost_(wired_, file.plan.shard_ranks, file.plan.precision.weights, &plans_.trained()),
+        simulator_(wired_),
         options_(options) {}
 
   EngineSimulation run() {
@@ -125,6 +126,7 @@ class EnginePlayer {
   const PlanFile& file_;
   Request request_;
   EnginePlans plans_;
+  MachineSpec wired_;  // with the network that the engine's collectives get
   MachineCostModel cost_;
   Simulator simulator_;
   SimulateOptions options_;

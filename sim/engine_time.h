@@ -136,6 +136,10 @@ struct EngineTime {
 EngineTime predict_engine_time(const ModelSpec& model, const MachineSpec& machine, const EngineTimeRun& run,
                                const EngineTimeFit& fit = builtin_engine_time_fit());
 
+/// The machine with the network that DeepSpeed's collectives get of it: a share of the NICs' sum for each GPU
+/// generation, on InfiniBand; on other networks as much of what the collective model gives them. As it is on one node.
+MachineSpec deepspeed_network(const MachineSpec& machine, const EngineTimeFit& fit = builtin_engine_time_fit());
+
 /// The matmul efficiency that a GPU gets, and where it comes from.
 struct ChosenEfficiency {
   double value = 0;  // of the dense 16-bit peak

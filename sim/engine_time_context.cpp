@@ -93,6 +93,13 @@ FlopsPerSecond dense_peak(const GpuSpec& gpu, DType type) {
 
 }  // namespace
 
+MachineSpec deepspeed_network(const MachineSpec& machine, const EngineTimeFit& fit) {
+  MachineSpec wired = machine;
+  if (wired.nodes > 1)
+    wired.network.bandwidth = wired.network.bandwidth * (fit[network_of(machine.gpu)] / kInfiniBandFraction);
+  return wired;
+}
+
 ChosenEfficiency matmul_efficiency(const GpuSpec& gpu, std::string_view era, const EngineTimeFit& fit) {
   const MatmulEfficiency* best = nullptr;
   for (const MatmulEfficiency& each : fit.matmul) {
@@ -152,8 +159,7 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   const int nodes = std::max(1, run.ranks / ranks_per_node_);
   MachineSpec wired = machine;
   if (nodes != wired.nodes) wired.nodes = nodes;
-  if (nodes > 1 && run.engine == TimedEngine::deepspeed)
-    wired.network.bandwidth = wired.network.bandwidth * (fit[network_of(machine.gpu)] / kInfiniBandFraction);
+  if (run.engine == TimedEngine::deepspeed) wired = deepspeed_network(wired, fit);
   collectives_.emplace(wired, CollectiveSetting::in_step);
   if (run.quantized_weights || exchanges()) queued_.emplace(wired, CollectiveSetting::queued);
   if (exchanges()) beyond_ring_ = all_to_all_beyond_ring(machine, ranks_per_node_);

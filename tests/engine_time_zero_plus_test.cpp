@@ -252,6 +252,14 @@ TEST_CASE("An all-to-all fills a switch like a ring, and the way between two soc
   CHECK(beyond(8) < 0.0268 * 3);
 }
 
+TEST_CASE("Between nodes DeepSpeed gets its share of the NICs, for plans and for the steps that are played") {
+  const double share = builtin_engine_time_fit()[TimeFit::deepspeed_network_ampere];
+  const MachineSpec machine = nodes_of("A100-SXM4-80GB", 4, 100.0_GBps);
+  CHECK(deepspeed_network(machine).network.bandwidth.base() == Approx(share / 0.87 * 100e9));
+  const MachineSpec alone = nodes_of("A100-SXM4-80GB", 1, 100.0_GBps);
+  CHECK(deepspeed_network(alone) == alone);
+}
+
 TEST_CASE("ZeRO++ is refused where DeepSpeed has none of it") {
   const ModelSpec model = find_model("llama-2-7b");
   const MachineSpec machine = nodes_of("H100-SXM5-80GB", 4, 400.0_GBps);
