@@ -218,7 +218,7 @@ refused '--offload: no plan exists in this space: expected --zero' --model 7B --
 refused '--recompute selective' --model 7B --gpus 8xH100 --engine deepspeed --recompute selective
 refused '--offload ...:nvme' --model 7B --gpus 8xH100 --nvme 1x2TB --engine fsdp2 --offload all:nvme
 refused '--engine deepspeed: eager step' --model vit-base-patch16-224 --gpus 8xH100 --engine deepspeed
-refused '--precision bf16: expected fp16 or fp32' --model 7B --gpus 8xV100-32G --engine deepspeed
+refused '--precision bf16 (the default): expected fp16 or fp32' --model 7B --gpus 8xV100-32G --engine deepspeed
 refused '--disk: expected a directory' probe --disk nowhere --out here.json
 
 # Tables that are none.
