@@ -33,6 +33,9 @@ SimulatedRanks ranks_of(const std::string& text) {
 /// The note on what of the step it holds; empty when that is all.
 void write_trace(const Flags& flags, const PlanFile& file, const PlanTrace& trace, std::vector<std::string>& notes) {
   const std::filesystem::path path(flags.trace);
+  if (std::error_code none; std::filesystem::equivalent(path, flags.path, none)) {
+    throw InputError("--trace: " + flags.trace + " is the plan itself; expected another file");
+  }
   OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--trace");
   const std::string name = path.filename().string();
   out.refuse_existing({name});

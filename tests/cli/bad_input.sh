@@ -230,6 +230,7 @@ refused 'data/published' validate other.csv
 # A plan whose states this machine cannot hold would be killed half-way.
 timeout 600 "$zeroplan" --model 405B --gpus 8xH100 --nodes 16 --out enormous >out 2>err
 refused 'enormous/plan.json' run enormous/plan.json --data synthetic --steps 1
+refused 'is the plan itself' simulate enormous/plan.json --trace enormous/../enormous/plan.json --force
 rm -rf enormous
 
 # stdout that takes nothing.
