@@ -256,7 +256,10 @@ TEST_CASE("A plan of another engine has only what that engine can follow") {
     CAPTURE(to_string(engine));
     CHECK_FALSE(refused(engine, [](Plan&) {}));
     CHECK_FALSE(refused(engine, [&](Plan& p) { p.recompute = Recompute::full, p.recompute_layers = layers; }));
-    CHECK_FALSE(refused(engine, [&](Plan& p) { host(p), p.update = UpdateOn::host; }));
+    CHECK_FALSE(refused(engine, [&](Plan& p) {
+      host(p), p.update = UpdateOn::host;
+      if (engine == Engine::fsdp2) p.adam = AdamForm::loop;
+    }));
     CHECK(refused(engine, [&](Plan& p) { p.recompute = Recompute::selective, p.recompute_layers = layers; }));
     CHECK(refused(engine, [&](Plan& p) { p.recompute = Recompute::full, p.recompute_layers = layers - 1; }));
     CHECK(refused(engine, [&](Plan& p) { p.optimizer.hbm = blocks - 1, p.optimizer.host = 1; }));
