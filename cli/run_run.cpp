@@ -93,6 +93,8 @@ TrainOptions options_of(const Flags& f, const PlanFile& file) {
   if (f.checkpoint.empty() && f.resume) throw InputError("--resume: needs --checkpoint DIR to resume from");
   if (f.checkpoint.empty() && !f.checkpoint_every.empty())
     throw InputError("--checkpoint-every: needs --checkpoint DIR");
+  if (!f.nvme.empty() && file.plan.parameters.nvme + file.plan.optimizer.nvme == 0)
+    throw InputError(fmt::format("--nvme-dir {}: the plan keeps nothing on NVMe", f.nvme));
   if (f.resume && !f.weights.empty()) throw InputError("--weights: has no meaning with --resume");
   return o;
 }

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "models/error.h"
+#include "planner/engine_counts.h"
 
 namespace zeroplan {
 namespace {
@@ -35,8 +36,8 @@ void halve_micro_batch(Plan& plan) {
   plan.accumulation *= 2;
 }
 
-/// Places for the states, each with less on the GPU than the one before.
-std::vector<Plan> placements(const Plan& plan) {
+/// Places for the states, the fastest first: less and less on the GPU, then, with drives, less and less on the host.
+std::vector<Plan> placements(const Plan& plan, const MachineSpec& machine) {
   std::vector<Plan> plans{plan};
   const int blocks = plan.optimizer.total();
   const auto push = [&](const std::function<void(Plan&)>& change) {
@@ -56,11 +57,22 @@ std::vector<Plan> placements(const Plan& plan) {
   push([&](Plan& p) {
     if (p.parameters.nvme == 0) p.parameters = Placement::all(Tier::host, blocks);
   });
+  if (machine.nvme.drives == 0) return plans;
+  push([&](Plan& p) {
+    p.optimizer = Placement::all(Tier::nvme, blocks);
+    p.parameters = plan.parameters;
+  });
+  push([&](Plan& p) {
+    if (p.parameters.nvme == 0) p.parameters = Placement::all(Tier::host, blocks);
+  });
+  push([&](Plan& p) { p.parameters = Placement::all(Tier::nvme, blocks); });
   return plans;
 }
 
-/// One word for each difference that a user would see.
-std::string changes(const Plan& from, const Plan& to) {
+/// One word for each difference that a user would see. Where the host has no room for an optimizer that the plan puts
+/// there, the exporter sends it to NVMe and says so itself.
+std::string changes(const Plan& from, const DeepspeedFit& found) {
+  const Plan& to = found.plan;
   std::vector<std::string> words;
   if (from.micro_batch != to.micro_batch) {
     words.push_back(fmt::format("micro-batch {} x {} instead of {} x {}", to.micro_batch, to.accumulation,
@@ -70,10 +82,14 @@ std::string changes(const Plan& from, const Plan& to) {
     words.emplace_back("gradient checkpointing of every layer");
   }
   if (from.zero_stage != to.zero_stage) words.push_back(fmt::format("stage {}", to.zero_stage));
-  if (!(from.optimizer == to.optimizer)) words.emplace_back("the optimizer on the host");
+  if (!(from.optimizer == to.optimizer))
+    words.emplace_back(to.optimizer.nvme > 0 ? "the optimizer on NVMe"
+                       : found.exported.nvme ? "the whole optimizer off the GPU"
+                                             : "the optimizer on the host");
   if (from.allocator_conf != to.allocator_conf)
     words.push_back("PYTORCH_CUDA_ALLOC_CONF=" + to.allocator_conf + " (launch.sh sets it)");
-  if (!(from.parameters == to.parameters)) words.emplace_back("weights on the host");
+  if (!(from.parameters == to.parameters))
+    words.emplace_back(to.parameters.nvme > 0 ? "weights on NVMe" : "weights on the host");
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
@@ -97,10 +113,9 @@ class Fitting {
 
   DeepspeedFit best() {
     const DeepspeedFit planned = as(subject_.plan);
-    if (!planned.fit) return planned;
     if (const auto found = with_expandable_segments(planned)) return noted(*found, planned);
-    if (planned.fit->fits()) return planned;
-    for (const Plan& place : placements(subject_.plan)) {
+    if (fits(planned)) return planned;
+    for (const Plan& place : placements(subject_.plan, subject_.machine)) {
       Plan smallest = place;
       checkpoint_everything(smallest, subject_.model);
       while (smallest.micro_batch % 2 == 0) halve_micro_batch(smallest);
@@ -109,16 +124,21 @@ class Fitting {
       const DeepspeedFit largest = largest_that_fits(place, least);
       return noted(with_expandable_segments(largest).value_or(largest), planned);
     }
+    if (!planned.fit) return planned;
     DeepspeedFit none = planned;
     none.exported.notes.insert(none.exported.notes.begin(),
                                "deepspeed.json: does not fit under DeepSpeed, with smaller micro-batches, every layer "
-                               "checkpointed and states on the host neither: " +
-                                   planned.as_planned + ".");
+                               "checkpointed and states on the host" +
+                                   std::string(subject_.machine.nvme.drives > 0 ? " or NVMe" : "") +
+                                   " neither: " + planned.as_planned + ".");
     return none;
   }
 
  private:
-  static bool fits(const DeepspeedFit& f) { return f.fit && f.fit->fits(); }
+  bool fits(const DeepspeedFit& f) const {
+    const Bytes disk = subject_.machine.nvme.capacity * (1 - subject_.margin);
+    return f.fit && f.fit->fits() && engine_nvme(subject_.model, subject_.machine, f.plan) <= disk;
+  }
 
   /// What fits only after flushes, or not at all, when fragments are the reason: the same with segments that grow. Not
   /// where the user chose the allocator's settings.
@@ -150,9 +170,10 @@ class Fitting {
 
   DeepspeedFit noted(DeepspeedFit found, const DeepspeedFit& planned) const {
     found.as_planned = planned.as_planned;
+    const std::string why = planned.fit ? fmt::format("as the plan has it DeepSpeed would take {}.", planned.as_planned)
+                                        : fmt::format("what the plan has cannot be predicted ({}).", planned.unknown);
     found.exported.notes.insert(found.exported.notes.begin(),
-                                fmt::format("deepspeed.json: {}: as the plan has it DeepSpeed would take {}.",
-                                            changes(subject_.plan, found.plan), planned.as_planned));
+                                fmt::format("deepspeed.json: {}: {}", changes(subject_.plan, found), why));
     return found;
   }
 

@@ -19,7 +19,8 @@ struct DeepspeedFit {
 };
 
 /// The plan itself if it fits; else the first that does of: every layer checkpointed, smaller micro-batches, stage 3,
-/// the optimizer on the host, the weights too. The global batch stays. When none does: the plan itself.
+/// the optimizer on the host, the weights too, the optimizer on NVMe where there are drives, the weights too. The
+/// global batch stays. When none does: the plan itself.
 DeepspeedFit deepspeed_that_fits(const ExportSubject& subject, EngineFitter& fitter);
 
 /// Whether `plan`'s deepspeed.json fits; without a change.

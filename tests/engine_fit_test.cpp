@@ -25,11 +25,12 @@ RunMemory replay_all(const EagerStep& step, TokenShape tokens, const DeepSpeedJo
   return replay(tape, {}, PeakCounting::each_phase);
 }
 
-Answer planned(const std::string& model, const std::string& gpus, Constraints constraints = {}) {
+Answer planned(const std::string& model, const std::string& gpus, Constraints constraints = {},
+               Bytes host = 1024_GiB) {
   Request request;
   request.model = find_model(model);
   request.machine = machine_for(parse_gpu_request(gpus), 1);
-  set_host_memory(request.machine, 1024_GiB);
+  set_host_memory(request.machine, host);
   request.constraints = std::move(constraints);
   return search(request);
 }
@@ -107,6 +108,51 @@ TEST_CASE("deepspeed.json fits under DeepSpeed even where the plan itself would 
   const EngineWorkload workload{found.plan.micro_step(), found.plan.accumulation, found.plan.ranks,
                                 found.plan.recompute != Recompute::none, DType::bf16};
   CHECK(fitter.deepspeed_text(found.exported.json, workload).allocated == found.fit->allocated);
+}
+
+TEST_CASE("A plan that DeepSpeed can only run with what no rule covers is exported as one that is known to fit") {
+  // Two blocks of the optimizer stay on the GPU: offload_optimizer.ratio, whose memory is not modelled.
+  const Answer answer = planned("llama-2-13b", "4xA10G", {}, 192_GiB);
+  REQUIRE(answer.feasible);
+  const Candidate& best = answer.plans.front();
+  REQUIRE(best.plan.optimizer.hbm > 0);
+  REQUIRE(best.plan.optimizer.host > 0);
+  const ExportSubject subject{best.plan, answer.request.model, answer.request.machine, best.prediction,
+                              answer.request.margin};
+  EngineFitter fitter(answer.request.model, answer.request.machine, answer.request.margin);
+  CHECK_THAT(deepspeed_as_planned(subject, fitter).unknown, tests::HasText("ratio"));
+  const DeepspeedFit found = deepspeed_that_fits(subject, fitter);
+  REQUIRE(found.fit);
+  CHECK(found.fit->fits());
+  CHECK(found.plan.optimizer.hbm == 0);
+  CHECK(found.plan.global_batch() == best.plan.global_batch());
+  CHECK(found.exported.json.find("\"ratio\"") == std::string::npos);
+  CHECK_THAT(found.exported.notes.front(), tests::HasText("cannot be predicted (deepspeed: offload_optimizer.ratio"));
+}
+
+TEST_CASE("Where the host is too small and there are drives, states go to NVMe") {
+  Constraints constraints;
+  constraints.stages = {3};
+  constraints.offload = Offload{OffloadWhat::optimizer, Tier::host};
+  const Answer answer = planned("llama-2-7b", "4xA100-40G", constraints);
+  REQUIRE(answer.feasible);
+  const Candidate& best = answer.plans.front();
+  MachineSpec machine = answer.request.machine;
+  set_host_memory(machine, Bytes(112 * kGiB));
+  const auto with_drives = [&](Bytes capacity) {
+    machine.nvme = {4, capacity, BytesPerSecond(8e9), BytesPerSecond(4e9)};
+    const ExportSubject subject{best.plan, answer.request.model, machine, best.prediction, answer.request.margin};
+    EngineFitter fitter(answer.request.model, machine, answer.request.margin);
+    return deepspeed_that_fits(subject, fitter);
+  };
+  const DeepspeedFit found = with_drives(Bytes(8e12));
+  REQUIRE(found.fit);
+  INFO(describe(*found.fit) << found.exported.json << found.exported.notes.front());
+  CHECK(found.fit->fits());
+  CHECK_THAT(found.exported.json, tests::HasText("nvme"));
+  const DeepspeedFit crowded = with_drives(Bytes(1e9));
+  INFO(crowded.exported.notes.front());
+  CHECK_FALSE((crowded.fit && crowded.fit->fits()));
 }
 
 TEST_CASE("What no rule covers is not predicted") {

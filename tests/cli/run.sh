@@ -99,6 +99,7 @@ expect 'another rank count' exits 2 run z3/plan.json --data synthetic --ranks 4
 expect 'no CUDA' exits 2 run z3/plan.json --data synthetic --backend cuda
 expect 'steps' exits 2 run z3/plan.json --data synthetic --steps 0
 expect 'NVMe without a directory' exits 2 run z2n/plan.json --data synthetic --steps 1
+expect 'a directory for NVMe that nothing needs' exits 2 run z3/plan.json --data synthetic --steps 1 --nvme-dir disk
 expect 'NVMe in a missing directory' exits 2 run z2n/plan.json --data synthetic --steps 1 --nvme-dir nowhere
 # A limit on file size stands for a full disk: this needs no rights.
 limited() { (trap '' XFSZ; ulimit -f 100; exits 3 "$@"); }

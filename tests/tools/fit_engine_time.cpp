@@ -66,8 +66,7 @@ constexpr AttentionPrior kAttention[] = {{"Ampere", "early flash", 0.4, 0.4},
                                          {"Ampere", "SDPA", 0.55, 0.2},
                                          {"Hopper", "triton flash", 0.3, 0.4},
                                          {"Hopper", "SDPA", 0.45, 0.25}};
-constexpr const char* kFitted =
-    "fitted to published and measured steps (docs/step-time.md)";
+constexpr const char* kFitted = "fitted to published and measured steps (docs/step-time.md)";
 
 /// Groups that are fitted to; errors of others are only printed.
 double sigma_of(const MeasuredStep& step) {
