@@ -35,7 +35,8 @@ struct Flags {
   bool json = false, overwrite = false;
 
   void add_to(CommandLine& line) {
-    line.positional("FILE", "Workloads, machines with their prices, budget and deadline as JSON (docs/whatif.md)", file);
+    line.positional("FILE", "Workloads, machines with their prices, budget and deadline as JSON (docs/whatif.md)",
+                    file);
     question.workload.add_to(line);
     line.group("Machines");
     line.value(

@@ -169,8 +169,8 @@ std::string next_section(const PlanReport& extra, const Candidate* best, const R
   std::string text = inked("Next", Ink::bold, style) + "\n";
   if (best == nullptr) return extra.fix_command.empty() ? "" : text + fmt::format("  {}\n", extra.fix_command);
   if (extra.written_to.empty()) {
-    text +=
-        fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh, trace.json\n", extra.command);
+    text += fmt::format("  {} --out plan    # plan.json, deepspeed.json, accelerate_fsdp.yaml, launch.sh, trace.json\n",
+                        extra.command);
     return text + simulate_line("plan");
   }
   text += fmt::format("  written to {}: {}\n", extra.written_to, fmt::join(extra.written, ", "));

@@ -25,8 +25,7 @@ RunMemory replay_all(const EagerStep& step, TokenShape tokens, const DeepSpeedJo
   return replay(tape, {}, PeakCounting::each_phase);
 }
 
-Answer planned(const std::string& model, const std::string& gpus, Constraints constraints = {},
-               Bytes host = 1024_GiB) {
+Answer planned(const std::string& model, const std::string& gpus, Constraints constraints = {}, Bytes host = 1024_GiB) {
   Request request;
   request.model = find_model(model);
   request.machine = machine_for(parse_gpu_request(gpus), 1);

@@ -208,7 +208,8 @@ TEST_CASE("FSDP2's unfused AdamW passes over the share once an operation, fused 
       if (adam == nullptr) continue;
       ++updates;
       // Fused: p, g, m, v read and p, m, v written. Else: eight operations write one tensor each and read 12.
-      CHECK(adam->traffic.base() == (form == AdamForm::fused ? 4 + 3 : 12 + 8) * 4.0 * static_cast<double>(adam->parameters));
+      CHECK(adam->traffic.base() ==
+            (form == AdamForm::fused ? 4 + 3 : 12 + 8) * 4.0 * static_cast<double>(adam->parameters));
     }
     CHECK(updates > 0);
     check_schedule(run);

@@ -315,7 +315,8 @@ TEST_CASE("launch.sh sets the allocator that memory was predicted with, and says
   const auto run = [&](const Case& c, const std::string& environment, const std::string& engine) {
     write_file(folder.path / "launch.sh", find(c.files(), "launch.sh")->text);
     const std::string command = fmt::format(
-        "cd '{0}' && env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF -u TRAIN {1} SEEN='{0}/seen' PATH='{0}':\"$PATH\" "
+        "cd '{0}' && env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF -u TRAIN {1} SEEN='{0}/seen' "
+        "PATH='{0}':\"$PATH\" "
         "bash launch.sh {2} 2> err",
         folder.path.string(), environment, engine);
     REQUIRE(std::system(command.c_str()) == 0);
@@ -324,7 +325,8 @@ TEST_CASE("launch.sh sets the allocator that memory was predicted with, and says
   Case c = case_of("llama-2-7b", "4xA100-80G");
   c.plan().engine = Engine::fsdp2;
   CHECK_THAT(run(c, "", "deepspeed"), HasText("conf=none\n"));
-  CHECK_THAT(run(c, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64", "deepspeed"), HasText("predicted with its defaults"));
+  CHECK_THAT(run(c, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64", "deepspeed"),
+             HasText("predicted with its defaults"));
   CHECK_THAT(run(c, "", "fsdp2"), HasText("--optim\nadamw_torch_fused\n"));
   c.plan().adam = AdamForm::foreach;
   CHECK_THAT(run(c, "", "fsdp2"), HasText("--optim\nadamw_torch\n"));
