@@ -1,32 +1,12 @@
 #!/usr/bin/env bash
 # host.sh ZEROPLAN EXAMPLES: plan, run and compare on a probed host; what probe and compare refuse.
 set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/expect.sh"
 zeroplan="$(realpath -- "${1:?the program}")"
 examples="$(realpath -- "${2:?the examples}")"
 work="$(mktemp -d)"
 trap 'rm -rf -- "$work"' EXIT
 cd -- "$work" || exit 2
-failed=0 total=0
-
-# expect WHAT COMMAND...: the command succeeds.
-expect() {
-  ((total += 1))
-  if ! "${@:2}"; then
-    printf 'FAILED: %s\n  %s\n' "$1" "$(head -c 300 err 2>/dev/null)"
-    ((failed += 1))
-  fi
-}
-run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
-# refused PART ARGUMENT...: exit 2, nothing on stdout, PART in one line on stderr.
-refused() {
-  local part="$1" code
-  shift
-  run "$@"
-  code=$?
-  expect "${*@Q} is refused with \"$part\"" test "$code" = 2 -a ! -s out
-  expect "${*@Q} says \"$part\"" grep -qF -- "$part" err
-}
-shorter() { grep -qF -- "$1" out; }
 
 machine="$examples/host/machine.json"
 workload=(--model "$examples/tiny-llama.json" --machine "$machine" --seq-len 32 --micro-batch 1 --global-batch 2)
@@ -35,7 +15,7 @@ for stage in 0 3; do
   expect "its plan runs" run run "zero$stage/plan.json" --data synthetic --steps 3 --measure "zero$stage.json"
   expect "and is compared" run compare "zero$stage/plan.json" "zero$stage.json"
   for part in matmul attention Adam unattributed 'waits for peers' equal; do
-    expect "the comparison names $part" shorter "$part"
+    expect "the comparison names $part" out_has "$part"
   done
   expect "and as JSON" run compare "zero$stage/plan.json" "zero$stage.json" --json
   expect "with equal memory and every op" python3 - <<'PY'

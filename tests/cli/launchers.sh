@@ -4,6 +4,7 @@
 # What is not installed is skipped by name; exit 77 when nothing ran. The two hosts are network namespaces joined by
 # a veth pair, each with a host name of its own, in a process namespace: nothing outlives this script.
 set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/expect.sh"
 zeroplan="$(realpath -- "${1:?the program}")"
 if [[ -z ${ZEROPLAN_INSIDE:-} ]]; then
   work="$(TMPDIR='' mktemp -d)"  # launchers take command lines apart at spaces
@@ -21,7 +22,7 @@ if [[ -z ${ZEROPLAN_INSIDE:-} ]]; then
 fi
 work="$ZEROPLAN_INSIDE"
 cd -- "$work" || exit 2
-failed=0 total=0 launched=0
+launched=0
 torchrun="${ZEROPLAN_TORCHRUN:-$(command -v torchrun || true)}"
 export OMP_NUM_THREADS=1
 ln -s -- "$zeroplan" zeroplan
@@ -30,14 +31,6 @@ zeroplan="$work/zeroplan"
 mkdir tmp
 export TMPDIR="$work/tmp"
 
-expect() {
-  ((total += 1))
-  if ! "${@:2}"; then
-    printf 'FAILED: %s\n' "$1"
-    tail -n 5 err 2>/dev/null
-    ((failed += 1))
-  fi
-}
 skip() { printf 'skipped: %s: %s\n' "$1" "$2"; }
 has() { command -v "$1" >/dev/null; }
 

@@ -1,29 +1,13 @@
 #!/usr/bin/env bash
 # outputs.sh ZEROPLAN: what goes where: stdout and stderr, files whole or not at all, colour, help, exit codes.
 set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/expect.sh"
 zeroplan="$(realpath -- "${1:?the program}")"
 work="$(mktemp -d)"
 trap 'chmod -R u+w -- "$work"; rm -rf -- "$work"' EXIT
 cd -- "$work" || exit 2
-failed=0 total=0
 small=(--model gpt2 --gpus 2x3090-24G --host-memory 64GiB --global-batch 16)
 
-# expect WHAT COMMAND...: the command succeeds.
-expect() {
-  ((total += 1))
-  if ! "${@:2}"; then
-    printf 'FAILED: %s\n' "$1"
-    ((failed += 1))
-  fi
-}
-run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
-exits() {  # exits CODE ARGUMENT...
-  local code="$1"
-  shift
-  run "$@"
-  (($? == code))
-}
-out_has() { grep -qF -- "$1" out; }
 silent() { [[ ! -s err ]]; }
 no_escapes() { ! grep -q $'\x1b' out; }
 

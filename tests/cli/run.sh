@@ -2,28 +2,14 @@
 # run.sh ZEROPLAN EXAMPLES: training from outside: plan -> run -> compare, checkpoints, processes, and every fault with its
 # exit code, in seconds and never with a hang.
 set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/expect.sh"
 zeroplan="$(realpath -- "${1:?the program}")"
 examples="$(realpath -- "${2:?the examples folder}")"
 work="$(mktemp -d)"
 trap 'kill $(jobs -p) $holder 2>/dev/null; chmod -R u+w -- "$work"; rm -rf -- "$work"' EXIT
 cd -- "$work" || exit 2
-failed=0 total=0 holder=
+holder=
 
-expect() {
-  ((total += 1))
-  if ! "${@:2}"; then
-    printf 'FAILED: %s\n' "$1"
-    tail -3 err 2>/dev/null
-    ((failed += 1))
-  fi
-}
-run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
-exits() {
-  local code="$1"
-  shift
-  run "$@"
-  (($? == code))
-}
 says() { grep -qF -- "$1" err; }
 same() { cmp -s -- "$1" "$2"; }
 # losses FILE: the losses of a measured.json, one a line.

@@ -1,44 +1,16 @@
 #!/usr/bin/env bash
 # whatif.sh ZEROPLAN EXAMPLES: budgets, deadlines, files of what-ifs and their folders, from outside.
 set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/expect.sh"
 zeroplan="$(realpath -- "${1:?the program}")"
 examples="$(realpath -- "${2:?the folder of examples}")"
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 work="$(mktemp -d)"
 trap 'rm -rf -- "$work"' EXIT
 cd -- "$work" || exit 2
-failed=0 total=0
 
-expect() {  # expect WHAT COMMAND...: the command succeeds
-  ((total += 1))
-  if ! "${@:2}"; then
-    printf 'FAILED: %s\n  %s\n' "$1" "$(head -c 300 err 2>/dev/null)"
-    ((failed += 1))
-  fi
-}
-run() { timeout 600 "$zeroplan" "$@" >out 2>err </dev/null; }
-exits() {  # exits CODE ARGUMENT...
-  local code="$1"
-  shift
-  run "$@"
-  (($? == code))
-}
-# refused PART ARGUMENT...: exit 2, nothing on stdout, PART in one line on stderr.
-refused() {
-  local part="$1" code
-  shift
-  ((total += 1))
-  run "$@"
-  code=$?
-  if ((code != 2)) || [[ -s out ]] || (($(wc -l <err) != 1)) || ! grep -qF -- "$part" err; then
-    printf 'FAILED (exit %d, wanted "%s"): %s\n  %s\n' "$code" "$part" "${*@Q}" "$(head -c 300 err)"
-    ((failed += 1))
-  fi
-}
 small=(--model gpt2 --seq-len 1024 --global-batch 64 --recompute none)
 ask() { run whatif "${small[@]}" --tokens 100B "$@"; }
-out_has() { grep -qF -- "$1" out; }
-err_has() { grep -qF -- "$1" err; }
 
 # Within limits: what is taken, and what it says of the rest.
 expect "both are kept" ask --hardware 4xA100-80G@12USD,2x3090-24G@0.8USD --budget 5kUSD --deadline 20days
