@@ -39,8 +39,7 @@ std::string program_help() {
       "  zeroplan --version\n\n"
       "Example:\n  zeroplan --model 70B --gpus 4xA100-80G\n\n"
       "Exit codes: 0 done, 1 nothing fits or keeps its limits or check found an error, 2 bad input, 3 a device failed, "
-      "70 a bug of "
-      "zeroplan\n";
+      "70 a bug of zeroplan\n";
   return text;
 }
 

@@ -169,7 +169,6 @@ class FileReader {
 
   /// `counted`: "hardware" says the number of nodes.
   static void set_size(const JsonValue& item, Alternative& alternative, bool counted) {
-    constexpr std::int64_t kMostNodes = 65536;
     MachineSpec& machine = alternative.machine;
     if (const JsonValue* nodes = item.find("nodes")) {
       const std::int64_t count = nodes->as_int(1, machine.host_device ? 1 : kMostNodes);

@@ -10,8 +10,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::int64_t kMostNodes = 65536;
-
 /// The length of "12x" or "12X" at the front, 0 without.
 std::size_t counted_prefix(std::string_view text) {
   const std::size_t digits = text.find_first_not_of("0123456789");

@@ -18,6 +18,8 @@ struct Unit {
   double factor;
 };
 
+constexpr Unit kDollars[] = {{"USD", 1}, {"kUSD", 1e3}, {"MUSD", 1e6}};
+
 struct Amount {
   std::string_view expected;  // in words, with an example
   std::span<const Unit> units;
@@ -51,15 +53,13 @@ double parse_amount(std::string_view text, std::string_view where, const Amount&
 }  // namespace
 
 double parse_budget(std::string_view text, std::string_view where) {
-  static constexpr Unit kUnits[] = {{"USD", 1}, {"kUSD", 1e3}, {"MUSD", 1e6}};
   return parse_amount(text, where,
-                      {"US dollars such as 50000USD, 50kUSD or 1.5MUSD, above 0", kUnits, 0, kLargestBudget});
+                      {"US dollars such as 50000USD, 50kUSD or 1.5MUSD, above 0", kDollars, 0, kLargestBudget});
 }
 
 Seconds parse_deadline(std::string_view text, std::string_view where) {
   static constexpr Unit kUnits[] = {{"days", 1},        {"day", 1},      {"d", 1},     {"hours", 1.0 / 24},
                                     {"hour", 1.0 / 24}, {"h", 1.0 / 24}, {"weeks", 7}, {"week", 7}};
-  constexpr double kSecondsPerDay = 86400;
   return Seconds(kSecondsPerDay * parse_amount(text, where,
                                                {"a time such as 30days, 36h or 2weeks, above 0 and at most 36525days",
                                                 kUnits, 0, kLongestDeadline.base() / kSecondsPerDay}));
@@ -72,8 +72,8 @@ double parse_hourly_price(std::string_view text, std::string_view where) {
 }
 
 double parse_capital(std::string_view text, std::string_view where) {
-  static constexpr Unit kUnits[] = {{"USD", 1}, {"kUSD", 1e3}, {"MUSD", 1e6}};
-  return parse_amount(text, where, {"what a node cost, such as \"350000 USD\" or \"350 kUSD\"", kUnits, 0, 1e9, true});
+  return parse_amount(text, where,
+                      {"what a node cost, such as \"350000 USD\" or \"350 kUSD\"", kDollars, 0, 1e9, true});
 }
 
 double parse_years(std::string_view text, std::string_view where) {

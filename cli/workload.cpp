@@ -15,7 +15,6 @@ namespace {
 constexpr std::int64_t kLongestSequence = std::int64_t{1} << 26;
 constexpr std::int64_t kLargestMicroBatch = std::int64_t{1} << 20;
 constexpr std::int64_t kLargestBatch = std::int64_t{1} << 20;  // a thousand times what is trained with
-constexpr std::int64_t kMostNodes = 65536;
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
 constexpr Bytes kLargestMemory = Bytes(1024 * kTiB);  // of a node; catches a wrong unit
 

@@ -19,11 +19,6 @@ std::int64_t shard_elements(const EagerParameter& parameter, int ranks) {
   return (rows + ranks - 1) / ranks * (parameter.elements / rows);
 }
 
-/// What AdamW reads and writes of a share, in passes over it. Fused: gradient, parameter and moments read, all but the
-/// gradient written. An operation after the other (torch 2.11, _multi_tensor_adam and _single_tensor_adam): decay 2,
-/// lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
-constexpr std::int64_t kFusedPasses = 7, kUnfusedPasses = 20;
-
 /// What fully_shard() makes of a block, or of the root.
 struct Unit {
   enum class State : std::uint8_t { idle, forward, before_backward, after_backward };
@@ -375,7 +370,7 @@ void Fsdp2Engine::update() {
   std::int64_t owned = 0;
   for (std::size_t p = 0; p < shards_.size(); ++p) owned += step_.parameters[p].trainable ? shards_[p] : 0;
   if (!moments_made_ && !options_.offload) add_moments();
-  const std::int64_t passes = options_.adam == AdamForm::fused ? kFusedPasses : kUnfusedPasses;
+  const std::int64_t passes = options_.adam == AdamForm::fused ? kFusedAdamPasses : kUnfusedAdamPasses;
   const Bytes traffic(static_cast<double>(passes * size(owned, options_.parameters)));
   if (options_.offload) {
     tape_.host_waits(Stream::reduce);

@@ -13,6 +13,11 @@
 
 namespace zeroplan {
 
+/// What AdamW reads and writes of a share, in passes over it. Fused: gradient, parameter and moments read, all but the
+/// gradient written. An operation after the other (torch 2.11, _multi_tensor_adam and _single_tensor_adam): decay 2,
+/// lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
+inline constexpr std::int64_t kFusedAdamPasses = 7, kUnfusedAdamPasses = 20;
+
 struct Fsdp2Options {
   int ranks = 1;
   int shard_ranks = 0;  // HSDP: ranks that share one copy; 0: all

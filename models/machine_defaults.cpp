@@ -14,7 +14,6 @@ namespace zeroplan {
 namespace {
 
 constexpr int kFullLanes = 16;
-constexpr int kMostNodes = 65536;
 constexpr Bytes kSmallestReserve = 8_GiB;  // operating system, page cache floor (spec section 3)
 constexpr double kReservedFraction = 0.05;
 

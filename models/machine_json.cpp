@@ -18,7 +18,6 @@ using Json = nlohmann::ordered_json;
 constexpr int kSchema = 1;
 constexpr int kMostPerNode = 1024;  // GPUs, NICs, drives of one node
 constexpr int kMostSockets = 64;    // the largest servers have 32; routes are laid between any two
-constexpr int kMostNodes = 65536;
 constexpr int kMostCores = 1 << 20;
 constexpr double kMostUsdPerHour = 1e9;
 constexpr double kMostBase = 1e21;  // bytes, bytes/s, flops/s: beyond any machine, far from overflow

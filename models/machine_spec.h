@@ -125,8 +125,10 @@ GpuRequest parse_gpu_request(std::string_view text);
 /// with exactly that GPU and count and a known DRAM size; else an on-premise entry; else a generic node. A count above
 /// the largest node of that GPU is refused with the `--nodes` spelling. Every default taken is in `assumptions`.
 MachineSpec machine_for(const GpuRequest& request, int nodes);
+/// Of one machine.
+inline constexpr int kMostNodes = 65536;
 /// Sets the number of nodes. Several nodes without a known network get the default one, as an assumption.
-/// Throws InputError when `nodes` is not in [1, 65536].
+/// Throws InputError when `nodes` is not in [1, kMostNodes].
 void set_nodes(MachineSpec& machine, int nodes);
 /// A catalog node by name or alias, or a machine.json path.
 MachineSpec find_machine(const std::string& name_or_path);

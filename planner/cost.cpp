@@ -7,7 +7,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr double kSecondsPerHour = 3600;
 constexpr double kMillion = 1e6;
 
 }  // namespace

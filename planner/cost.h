@@ -8,6 +8,9 @@
 
 namespace zeroplan {
 
+inline constexpr double kSecondsPerHour = 3600;
+inline constexpr double kSecondsPerDay = 24 * kSecondsPerHour;
+
 struct RunCost {
   double usd_per_hour = 0;  // all nodes
   double usd_per_million_tokens = 0;

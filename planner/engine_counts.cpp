@@ -99,6 +99,10 @@ Bytes engine_states_on_gpu(const ModelSpec& model, const Plan& plan) {
   return Bytes(share * ((weights ? all * weight : 0) + (states ? trained * kStateBytes : 0)) + second);
 }
 
+Bytes foreach_roots(const ModelSpec& model, const Plan& plan) {
+  return Bytes(size_of(DType::fp32) * static_cast<double>(model.trainable_parameters()) / plan.shard_ranks);
+}
+
 Bytes engine_nvme(const ModelSpec& model, const MachineSpec& machine, const Plan& plan) {
   const double share = static_cast<double>(std::min(machine.gpus_per_node, plan.ranks)) / state_ranks(plan);
   const double states = plan.optimizer.nvme > 0 ? kSwappedBytes * static_cast<double>(model.trainable_parameters()) : 0;

@@ -14,6 +14,10 @@ namespace zeroplan {
 /// (tests/engine_counts_test.cpp). Plans with all of a kind of state on one tier only.
 Bytes engine_states_on_gpu(const ModelSpec& model, const Plan& plan);
 
+/// Bytes of a rank's GPU that foreach AdamW holds in FSDP2's update beyond the fused kernel: the square roots of its
+/// share of the second moments, fp32.
+Bytes foreach_roots(const ModelSpec& model, const Plan& plan);
+
 /// Bytes that DeepSpeed keeps on a node's drives: master, moments and gradients (16 a trained parameter), weights
 /// (deepspeed.md section 7). Tensors too small to be swapped are counted too.
 Bytes engine_nvme(const ModelSpec& model, const MachineSpec& machine, const Plan& plan);

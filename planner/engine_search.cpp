@@ -233,7 +233,6 @@ class EngineSearch {
   }
   /// Offload that gains what makes no difference does not come before a plan without it.
   static double worth(const Plan& plan, double tokens_per_second) {
-    constexpr double kNoDifference = 1.003;
     const auto leaves = [](const Placement& p) { return p.hbm < p.total(); };
     return leaves(plan.optimizer) || leaves(plan.parameters) ? tokens_per_second / kNoDifference : tokens_per_second;
   }
@@ -360,13 +359,12 @@ class EngineSearch {
       answer_.assumptions.push_back(
           {"AdamW", "loop, on the host", "what torch.optim.AdamW does with parameters there, and what was measured"});
     } else if (!request_.adam) {
-      const Bytes roots(4.0 * static_cast<double>(plans_.trained().trainable_parameters()) / plan.shard_ranks);
       answer_.assumptions.push_back(
           {"AdamW", "fused",
            fmt::format(
                "Hugging Face Trainer's since torch 2.8; torch.optim.AdamW by itself takes foreach, {} more in the "
                "step (--adam)",
-               format_gib(roots))});
+               format_gib(foreach_roots(plans_.trained(), plan)))});
     } else if (*request_.adam != AdamForm::fused) {
       answer_.assumptions.push_back({"time of AdamW",
                                      fmt::format("{}: by its passes over memory{}", to_string(plan.adam),

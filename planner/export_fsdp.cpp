@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "planner/engine_counts.h"
 #include "planner/export_parts.h"
 
 namespace zeroplan {
@@ -61,21 +62,18 @@ std::string yaml_of(const ExportSubject& subject) {
 
 /// Which AdamW the figures are of, and how a script asks for it.
 std::string adam_note(const Plan& plan, const ModelSpec& model) {
-  const std::string roots =
-      format_gib(Bytes(4.0 * static_cast<double>(model.trainable_parameters()) / plan.shard_ranks));
+  const std::string roots = format_gib(foreach_roots(model, plan));
   switch (plan.adam) {
     case AdamForm::fused:
       return fmt::format(
           "AdamW is fused (launch.sh says --optim adamw_torch_fused); torch.optim.AdamW(params) without fused=True "
-          "takes "
-          "foreach, which holds {} more on each GPU in the step.",
+          "takes foreach, which holds {} more on each GPU in the step.",
           roots);
     case AdamForm::foreach:
       return fmt::format("AdamW is foreach (launch.sh says --optim adamw_torch): {} on each GPU in the step.", roots);
     case AdamForm::loop:
       return "AdamW is the loop: make it in your script, torch.optim.AdamW(params, foreach=False); the Trainer has no "
-             "name "
-             "for it.";
+             "name for it.";
   }
   return "";
 }

@@ -262,8 +262,7 @@ void lint_ratio_groups(Linter& lint) {
       "ratio-sub-groups", key,
       fmt::format(
           "a rank's {} elements are {} sub-group{} of {}: {} of them stay on the GPU at ratio {}, none. The "
-          "ratio works in "
-          "whole sub-groups.",
+          "ratio works in whole sub-groups.",
           format_count(own), groups, groups == 1 ? "" : "s", format_count(config.sub_group),
           json_number(std::round((1 - config.offload_optimizer.ratio) * static_cast<double>(groups) * 1e6) / 1e6),
           lint.shown(key)),

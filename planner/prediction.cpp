@@ -179,11 +179,12 @@ struct Predictor::State {
     return o;
   }
 
-  /// Every op as if alone.
-  Estimate estimate(const Schedule& schedule, const MachineCostModel& cost) {
-    Estimate result = estimator.run(schedule, demands(schedule, cost));
+  /// Every op as if alone, at the costs as they are scaled now.
+  Seconds estimated_step(const Plan& plan) {
+    const Schedule schedule = lowering.zeroplan(plan, Folding::layers);
+    Estimate result = estimator.run(schedule, demands(schedule, cost(plan)));
     no_less_than_busiest(result);
-    return result;
+    return result.step;
   }
 
   ModelSpec model;
@@ -349,9 +350,7 @@ Simulation Predictor::play_shortly(const Plan& plan) {
   Simulation whole = simulate(part, {});
   const auto more =
       static_cast<double>(plan.accumulation - kLongerSteps) / static_cast<double>(kLongerSteps - kShortSteps);
-  const Seconds least =
-      std::max(busiest_stream(whole, brief, more),
-               state_->estimate(state_->lowering.zeroplan(plan, Folding::layers), state_->cost(plan)).step);
+  const Seconds least = std::max(busiest_stream(whole, brief, more), state_->estimated_step(plan));
   const auto all_ops = static_cast<double>(whole.ops * whole.simulated_ranks) * static_cast<double>(plan.accumulation) /
                        static_cast<double>(kLongerSteps);
   extend_play(whole.step, whole.breakdown, brief, more);
@@ -392,14 +391,11 @@ void use_simulation(Prediction& p, const Simulation& simulation, const MachineSp
 }
 
 Seconds Predictor::step_with(const Plan& plan, ResourceRole role, double factor) {
-  State& s = *state_;
-  MachineCostModel& cost = s.cost(plan);
-  const Schedule schedule = s.lowering.zeroplan(plan, Folding::layers);
+  MachineCostModel& cost = state_->cost(plan);
   cost.scale(role, factor);
-  Estimate estimate = s.estimator.run(schedule, demands(schedule, cost));
-  no_less_than_busiest(estimate);
+  const Seconds step = state_->estimated_step(plan);
   cost.scale(role, 1);
-  return estimate.step;
+  return step;
 }
 
 const MachineCostModel& Predictor::cost_model(const Plan& plan) { return state_->cost(plan); }

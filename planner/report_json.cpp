@@ -10,9 +10,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kSecondsPerHour = 3600;
-constexpr double kSecondsPerDay = 86400;
-
 std::int64_t whole(Bytes bytes) { return std::llround(bytes.base()); }
 
 // Names may come from paths, which need not be UTF-8.

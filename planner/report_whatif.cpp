@@ -12,8 +12,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr double kSecondsPerHour = 3600;
-
 /// What stands where the plan of a row that fits would.
 std::string why_not(const WhatifRow& row) {
   if (!row.answer) return row.refusal;

@@ -61,8 +61,7 @@ void add_assumptions(Answer& answer, const Predictor& predictor) {
   }
   add({{"engine", "zeroplan",
         "our own runtime, its CUDA part still being built; DeepSpeed and FSDP2 hold other buffers and are slower: "
-        "their predictions "
-        "come with --engine"}});
+        "their predictions come with --engine"}});
   add({{"gradient clipping", fmt::format("global norm {:g}", first->plan.clip_norm),
         "default of the plan; the update waits for all gradients"}});
 }

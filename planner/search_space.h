@@ -18,6 +18,9 @@ struct OffloadStyle {
   friend bool operator==(const OffloadStyle&, const OffloadStyle&) = default;
 };
 
+/// Offload that gains less does not come before a plan without it: a ratio of step times.
+inline constexpr double kNoDifference = 1.003;
+
 struct Choice {
   int stage = 0;
   int shard_ranks = 1;

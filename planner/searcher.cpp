@@ -136,7 +136,6 @@ void Searcher::play(Candidate& c) {
 
 /// A plan that keeps everything on the GPU goes first if it is as fast as makes no difference.
 void Searcher::prefer_simpler(std::vector<Candidate>& plans) const {
-  constexpr double kNoDifference = 1.003;
   if (plans.size() < 2 || request_.objective == Objective::memory) return;
   const auto offloads = [](const Candidate& c) { return c.plan.optimizer.hbm < c.plan.optimizer.total(); };
   if (!offloads(plans.front())) return;

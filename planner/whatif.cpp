@@ -20,10 +20,8 @@ constexpr std::int64_t kDefaultSeqLen = 4096;
 constexpr std::int64_t kDefaultBatchTokens = 512 * 1024;
 // Beyond this a common multiple is no batch that anybody trains with.
 constexpr std::int64_t kLargestCommonMultiple = 1 << 20;
-constexpr std::int64_t kMostNodes = 65536;  // set_nodes()
 /// Numbers of nodes that are planned for one machine: 1 to 2,048 in powers of two.
 constexpr std::size_t kMostCounts = 12;
-constexpr double kSecondsPerHour = 3600;
 
 /// Sequences a step that every alternative can split evenly.
 void fill_workload(WhatifAnswer& answer, const std::vector<Alternative>& alternatives) {
@@ -290,7 +288,8 @@ bool WhatifRun::meets(const WhatifLimits& limits) const {
 std::vector<int> node_counts(std::int64_t global_batch, int gpus_per_node, std::int64_t micro_batch) {
   std::vector<int> all;
   const std::int64_t unit = gpus_per_node * micro_batch;
-  for (std::int64_t n = 1; global_batch % unit == 0 && n <= std::min(global_batch / unit, kMostNodes); ++n) {
+  for (std::int64_t n = 1; global_batch % unit == 0 && n <= std::min<std::int64_t>(global_batch / unit, kMostNodes);
+       ++n) {
     if (global_batch / unit % n == 0) all.push_back(static_cast<int>(n));
   }
   if (all.empty()) return {1};

@@ -23,7 +23,7 @@ struct Alternative {
 enum class Prefer : std::uint8_t { cheapest, fastest };
 
 /// The most that a limit may be: what --deadline and --budget accept.
-inline constexpr Seconds kLongestDeadline = Seconds(36525.0 * 86400);
+inline constexpr Seconds kLongestDeadline = Seconds(36525.0 * kSecondsPerDay);
 inline constexpr double kLargestBudget = 1e12;  // USD
 
 /// What the whole run must keep to. A budget or a deadline needs `tokens`.

@@ -7,9 +7,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr double kSecondsPerHour = 3600;
-constexpr double kSecondsPerDay = 86400;
-
 using Cell = std::pair<std::string_view, std::string>;
 
 std::string quoted(const std::string& text) {

@@ -8,9 +8,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr double kSecondsPerDay = 86400;
-constexpr double kSecondsPerHour = 3600;
-
 const std::string& unit_of(const Alternative& a) { return a.unit.empty() ? a.name : a.unit; }
 
 /// The rows that keep the limits, the preferred first; those without a price last when the cheapest is wanted.

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "models/fsdp2_engine.h"
 #include "sim/engine_time_parts.h"
 #include "sim/host_model.h"
 
@@ -16,9 +17,8 @@ constexpr double kStateBytes = 12;
 /// fp32 gradients that DeepSpeed writes to NVMe in backward and reads again beside the states (deepspeed.md section 7).
 constexpr double kGradientBytes = 4;
 
-/// Bytes that AdamW moves beyond the fused kernel's when each operation reads and writes fp32 by itself: 20 passes over
-/// the share for 7 (torch 2.11, optim/adam.py; models/fsdp2_engine.cpp counts them).
-constexpr double kUnfusedBytes = (20 - 7) * 4;
+/// Bytes that AdamW moves beyond the fused kernel's when each operation reads and writes fp32 by itself.
+constexpr double kUnfusedBytes = static_cast<double>(kUnfusedAdamPasses - kFusedAdamPasses) * size_of(DType::fp32);
 /// Kernels of a tensor in torch's loop (decay, lerp, mul, addcmul, sqrt, div, add, addcdiv), and what Python and
 /// dispatch take for one (HostPace::kernel_forward). What DTensor adds is not measured.
 constexpr double kLoopKernels = 8;
