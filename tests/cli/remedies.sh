@@ -11,6 +11,7 @@ import json, os, subprocess, sys
 zeroplan, folder = sys.argv[1:]
 played = {}
 
+
 def play(name):
     if name not in played:
         out = subprocess.run([zeroplan, "simulate", os.path.join(folder, name + ".json"), "--json"],
@@ -27,11 +28,14 @@ def play(name):
         }
     return played[name]
 
+
 failures = []
+
 
 def law(holds, what):
     if not holds:
         failures.append(what)
+
 
 def row(title, names):
     cells = []
@@ -48,6 +52,7 @@ def row(title, names):
     print(f"{title}:")
     for cell in cells:
         print("  {:<18} {:>9}  waits {:<32} {}".format(*cell))
+
 
 row("NVLink or PCIe between the same GPUs", ["nvlink", "pcie"])
 law(play("pcie")["step"] > 2 * play("nvlink")["step"], "PCIe should be far slower than NVLink")
