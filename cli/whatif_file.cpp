@@ -154,7 +154,7 @@ class FileReader {
     const JsonValue& hardware = item.at("hardware");
     const std::string& text = hardware.as_string();
     if (text.find('@') != std::string::npos) hardware.fail("a machine without a price; \"price\" is a key of its own");
-    Alternative alternative = placed_at(hardware, [&] { return alternative_of(resolved(text, folder_), "machine"); });
+    Alternative alternative = placed_at(hardware, [&] { return alternative_of(resolved(text, folder_), ""); });
     alternative.from_file = true;
     const bool counted = alternative.unit != alternative.name;  // "4x8xH100"
     set_size(item, alternative, counted);
@@ -183,12 +183,7 @@ class FileReader {
       if (size < 1_MiB || size > Bytes(1024 * kTiB)) memory->fail("1MiB to 1024TiB");
       set_host_memory(machine, size);
     }
-    if (const JsonValue* nvme = item.find("nvme")) {
-      placed_at(*nvme, [&] {
-        set_nvme(machine, nvme->as_string());
-        return 0;
-      });
-    }
+    if (const JsonValue* nvme = item.find("nvme")) set_nvme(machine, nvme->as_string(), place_of(*nvme));
   }
 
   static std::optional<PriceSpec> price_of_item(const JsonValue& item) {

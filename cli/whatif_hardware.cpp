@@ -26,26 +26,34 @@ bool is_node(std::string_view text) {
 
 bool is_path(std::string_view text) { return text.find('/') != std::string_view::npos || text.ends_with(".json"); }
 
-Alternative alternative_of(std::string_view item, std::string_view where) {
-  if (item.empty()) throw InputError(fmt::format("{}: expected NxGPU or a machine, got nothing", where));
+Alternative alternative_of(std::string_view item, std::string_view flag) {
+  constexpr std::string_view kForms = "NxGPU, a catalog node or a machine.json, with NODESx before it or not";
+  if (item.empty()) {
+    throw InputError(fmt::format("{}expected {}, got nothing", flag.empty() ? "" : fmt::format("{}: ", flag), kForms));
+  }
   Alternative alternative;
   alternative.name = item;
+  const TypedMachine typed{flag.empty() ? std::string(item) : fmt::format("{} {}", flag, item), NodesForm::prefix};
   const std::size_t prefix = counted_prefix(item);
   const std::string_view rest = item.substr(prefix);
   const bool node_behind = prefix > 0 && is_node(rest);
   alternative.nodes_given = prefix > 0 && (node_behind || counted_prefix(rest) > 0);
   alternative.unit = alternative.nodes_given ? rest : item;
+  int nodes = 1;
+  if (alternative.nodes_given) {
+    nodes = static_cast<int>(
+        parse_integer(item.substr(0, prefix - 1), fmt::format("{}: nodes", typed.where), 1, kMostNodes));
+  }
   if (prefix == 0 || node_behind) {
-    alternative.machine = find_machine(alternative.unit);
+    alternative.machine = find_machine(alternative.unit, typed.where, kForms);
   } else {
-    alternative.machine = machine_for(parse_gpu_request(alternative.unit), 1);
+    alternative.machine = machine_for(parse_gpu_request(alternative.unit, typed.where), nodes, typed);
   }
   if (alternative.nodes_given) {
-    const auto nodes = parse_integer(item.substr(0, prefix - 1), fmt::format("{}: nodes", where), 1, kMostNodes);
     if (alternative.machine.host_device && nodes > 1) {
-      throw InputError(fmt::format("{}: {}: a probed machine is one node", where, item));
+      throw InputError(fmt::format("{}: a probed machine is one node", typed.where));
     }
-    if (alternative.machine.nodes != nodes) set_nodes(alternative.machine, static_cast<int>(nodes));
+    if (alternative.machine.nodes != nodes) set_nodes(alternative.machine, nodes);
   } else if (is_path(alternative.unit)) {
     alternative.nodes_given = true;  // what the file says is there
   }

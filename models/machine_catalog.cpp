@@ -312,7 +312,7 @@ std::vector<std::string> machine_names() {
   return names;
 }
 
-MachineSpec find_machine(const std::string& name_or_path) {
+MachineSpec find_machine(const std::string& name_or_path, std::string_view where, std::string_view expected) {
   const std::string wanted = normalized(name_or_path);
   std::vector<std::string> names;
   for (const NodeEntry& entry : node_index()) {
@@ -324,8 +324,8 @@ MachineSpec find_machine(const std::string& name_or_path) {
     }
   }
   if (!wanted.empty() && looks_like_path(name_or_path)) return read_machine(JsonDocument::read(name_or_path).root());
-  throw InputError(fmt::format("--machine: expected a catalog name or a machine.json, got \"{}\": {}", name_or_path,
-                               did_you_mean(name_or_path, names)));
+  throw InputError(
+      fmt::format("{}: expected {}, got \"{}\": {}", where, expected, name_or_path, did_you_mean(name_or_path, names)));
 }
 
 }  // namespace zeroplan

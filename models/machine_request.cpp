@@ -12,7 +12,6 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::string_view kFlag = "--gpus";
 constexpr std::string_view kExpected = "NxGPU such as 4xA100-80G";
 constexpr int kUsualMostPerNode = 8;  // nodes of 8 are sold for any GPU; more only where the catalog has one
 constexpr std::int64_t kMostTyped = 1'000'000;
@@ -81,25 +80,25 @@ Matches family_members(const std::vector<GpuEntry>& index, const std::string& ba
   return result;
 }
 
-[[noreturn]] void refuse_unknown(const std::vector<GpuEntry>& index, std::string_view typed) {
+[[noreturn]] void refuse_unknown(const std::vector<GpuEntry>& index, std::string_view typed, std::string_view where) {
   std::vector<std::string> names;
   for (const GpuEntry& gpu : index) {
     names.push_back(gpu.name);
     names.insert(names.end(), gpu.aliases.begin(), gpu.aliases.end());
   }
-  throw InputError(fmt::format("{}: unknown GPU {}: {}", kFlag, quoted(typed), did_you_mean(typed, names)));
+  throw InputError(fmt::format("{}: unknown GPU {}: {}", where, quoted(typed), did_you_mean(typed, names)));
 }
 
 /// The member of a family with that label. Throws when none or several have it.
 const GpuEntry& with_label(const std::vector<GpuEntry>& index, const Matches& members, int label,
-                           std::string_view typed, const std::string& base) {
+                           std::string_view typed, const std::string& base, std::string_view where) {
   Matches fitting;
   for (const GpuEntry* gpu : members) {
     if (gpu->label == label) fitting.push_back(gpu);
   }
   if (fitting.size() == 1) return *fitting.front();
   if (fitting.size() > 1) {
-    throw InputError(fmt::format("{}: {} is ambiguous: {}", kFlag, quoted(typed), list_names(fitting)));
+    throw InputError(fmt::format("{}: {} is ambiguous: {}", where, quoted(typed), list_names(fitting)));
   }
   Matches others = members;  // other form factors of the same chip, to choose from
   for (const GpuEntry& gpu : index) {
@@ -108,10 +107,10 @@ const GpuEntry& with_label(const std::vector<GpuEntry>& index, const Matches& me
     }
   }
   throw InputError(
-      fmt::format("{}: {}: no such GPU has {} GB, there is {}", kFlag, quoted(typed), label, list_names(others)));
+      fmt::format("{}: {}: no such GPU has {} GB, there is {}", where, quoted(typed), label, list_names(others)));
 }
 
-const GpuEntry& resolve_gpu(const std::vector<GpuEntry>& index, std::string_view typed) {
+const GpuEntry& resolve_gpu(const std::vector<GpuEntry>& index, std::string_view typed, std::string_view where) {
   const std::string name = normalized(typed);
   for (const GpuEntry& gpu : index) {
     if (answers_to(gpu, name)) return gpu;
@@ -121,16 +120,16 @@ const GpuEntry& resolve_gpu(const std::vector<GpuEntry>& index, std::string_view
   if (const auto found = std::ranges::find_if(whole, is_default); found != whole.end()) return **found;
   if (whole.size() == 1) return *whole.front();
   if (!whole.empty()) {
-    throw InputError(fmt::format("{}: {} is ambiguous: {}", kFlag, quoted(typed), list_names(whole)));
+    throw InputError(fmt::format("{}: {} is ambiguous: {}", where, quoted(typed), list_names(whole)));
   }
   for (std::size_t end = name.size(); end-- > 1;) {  // the longest name that leaves a memory suffix
     const std::optional<int> label = memory_suffix(std::string_view(name).substr(end));
     if (!label) continue;
     const std::string base = name.substr(0, end);
     const Matches members = family_members(index, base);
-    if (!members.empty()) return with_label(index, members, *label, typed, base);
+    if (!members.empty()) return with_label(index, members, *label, typed, base, where);
   }
-  refuse_unknown(index, typed);
+  refuse_unknown(index, typed, where);
 }
 
 /// GPUs of the same form that differ in memory, when the typed name does not say which: A100 is 80 GB, and 40 GB exist.
@@ -174,12 +173,15 @@ int node_size_for(int count, const NodeSizes& sizes) {
   return best;
 }
 
-void refuse_large(const GpuRequest& request, int nodes, const NodeSizes& sizes) {
+void refuse_large(const GpuRequest& request, int nodes, const NodeSizes& sizes, const TypedMachine& typed) {
   if (request.count <= sizes.largest) return;
   const int size = node_size_for(request.count, sizes);
-  throw InputError(fmt::format("{}: {}x{} is more than one node holds (at most {}): use --gpus {}x{} --nodes {}", kFlag,
-                               request.count, request.gpu, sizes.largest, size, request.gpu,
-                               static_cast<std::int64_t>(nodes) * (request.count / size)));
+  const std::int64_t needed = static_cast<std::int64_t>(nodes) * (request.count / size);
+  const std::string node = fmt::format("{}x{}", size, request.gpu);
+  throw InputError(fmt::format("{}: {}x{} is more than one node holds (at most {}): use {}", typed.where, request.count,
+                               request.gpu, sizes.largest,
+                               typed.nodes == NodesForm::prefix ? fmt::format("{}x{}", needed, node)
+                                                                : fmt::format("--gpus {} --nodes {}", node, needed)));
 }
 
 const NodeEntry* cheapest_cloud(const std::vector<NodeEntry>& nodes, const GpuRequest& request) {
@@ -263,20 +265,20 @@ std::string price_text(const PriceSpec& price) {
 
 }  // namespace
 
-GpuRequest parse_gpu_request(std::string_view text) {
+GpuRequest parse_gpu_request(std::string_view text, std::string_view where) {
   const std::string_view whole = trimmed(text);
   std::size_t digits = whole.starts_with('-') || whole.starts_with('+') ? 1 : 0;
   while (digits < whole.size() && (is_digit(whole[digits]) || whole[digits] == '.')) ++digits;
   const std::string_view rest = trimmed(whole.substr(digits));
   if (digits == 0 || rest.size() < 2 || (rest[0] != 'x' && rest[0] != 'X')) {
-    throw InputError(fmt::format("{}: expected {}, got {}", kFlag, kExpected, quoted(text)));
+    throw InputError(fmt::format("{}: expected {}, got {}", where, kExpected, quoted(text)));
   }
   const std::int64_t count =
-      parse_integer(whole.substr(0, digits), fmt::format("{}: the count in {}", kFlag, quoted(text)), 1, kMostTyped);
+      parse_integer(whole.substr(0, digits), fmt::format("{}: the count in {}", where, quoted(text)), 1, kMostTyped);
   const std::string_view name = trimmed(rest.substr(1));
   const std::vector<GpuEntry> index = gpu_index();
-  if (normalized(name).empty()) refuse_unknown(index, name);
-  const GpuEntry& taken = resolve_gpu(index, name);
+  if (normalized(name).empty()) refuse_unknown(index, name, where);
+  const GpuEntry& taken = resolve_gpu(index, name, where);
   GpuRequest request{static_cast<int>(count), taken.name};
   if (const Matches others = of_other_memory(index, taken, name); !others.empty()) {
     request.typed = std::string(name);
@@ -285,10 +287,12 @@ GpuRequest parse_gpu_request(std::string_view text) {
   return request;
 }
 
-MachineSpec machine_for(const GpuRequest& request, int nodes) {
+MachineSpec machine_for(const GpuRequest& request, int nodes, const TypedMachine& typed) {
   const std::vector<NodeEntry> index = node_index();
-  if (request.count < 1) throw InputError(fmt::format("{}: expected {}, got {} GPUs", kFlag, kExpected, request.count));
-  refuse_large(request, std::max(nodes, 1), node_sizes(index, request.gpu));
+  if (request.count < 1) {
+    throw InputError(fmt::format("{}: expected {}, got {} GPUs", typed.where, kExpected, request.count));
+  }
+  refuse_large(request, std::max(nodes, 1), node_sizes(index, request.gpu), typed);
   MachineSpec machine;
   std::string why;
   if (const NodeEntry* cloud = cheapest_cloud(index, request)) {
@@ -315,28 +319,28 @@ MachineSpec machine_for(const GpuRequest& request, int nodes) {
   return machine;
 }
 
-NvmeSpec parse_nvme(std::string_view text) {
-  constexpr std::string_view kNvme = "--nvme";
+NvmeSpec parse_nvme(std::string_view text, std::string_view where) {
   constexpr std::string_view kForm = "DRIVESxSIZE[@RATE] such as 4x2TB or 4x2TB@6.5GB/s, or none";
   const std::size_t times = text.find_first_of("xX");
   if (times == std::string_view::npos || times == 0) {
-    throw InputError(fmt::format("{}: expected {}, got {}", kNvme, kForm, quoted(text)));
+    throw InputError(fmt::format("{}: expected {}, got {}", where, kForm, quoted(text)));
   }
   const std::size_t at = text.find('@', times);
   const std::string_view size = text.substr(times + 1, at == std::string_view::npos ? at : at - times - 1);
   NvmeSpec nvme;
-  nvme.drives = static_cast<int>(parse_integer(text.substr(0, times), "--nvme: drives", 1, kMostDrives));
-  nvme.capacity = parse_bytes(size, "--nvme: size of a drive") * nvme.drives;
+  nvme.drives =
+      static_cast<int>(parse_integer(text.substr(0, times), fmt::format("{}: drives", where), 1, kMostDrives));
+  nvme.capacity = parse_bytes(size, fmt::format("{}: size of a drive", where)) * nvme.drives;
   if (at == std::string_view::npos) {
     const JsonDocument defaults = read_catalog("node_defaults.json");
     nvme.read = defaults.root().at("nvme_drive").at("read").as_rate() * nvme.drives;
     nvme.write = defaults.root().at("nvme_drive").at("write").as_rate() * nvme.drives;
   } else {
-    nvme.read = parse_rate(text.substr(at + 1), "--nvme: read rate of a drive") * nvme.drives;
+    nvme.read = parse_rate(text.substr(at + 1), fmt::format("{}: read rate of a drive", where)) * nvme.drives;
     nvme.write = nvme.read / 2;
   }
   if (nvme.capacity.base() <= 0 || nvme.read.base() <= 0) {
-    throw InputError(fmt::format("{}: expected {}, got {} (zero)", kNvme, kForm, quoted(text)));
+    throw InputError(fmt::format("{}: expected {}, got {} (zero)", where, kForm, quoted(text)));
   }
   return nvme;
 }
@@ -347,9 +351,9 @@ void set_host_memory(MachineSpec& machine, Bytes dram) {
   std::erase_if(machine.assumptions, [](const Assumption& assumption) { return assumption.what == "host memory"; });
 }
 
-void set_nvme(MachineSpec& machine, std::string_view text) {
+void set_nvme(MachineSpec& machine, std::string_view text, std::string_view where) {
   const bool none = text == "none";
-  machine.nvme = none ? NvmeSpec{} : parse_nvme(text);
+  machine.nvme = none ? NvmeSpec{} : parse_nvme(text, where);
   std::erase(machine.recalled, "nvme");
   std::erase_if(machine.assumptions, [](const Assumption& assumption) { return assumption.what.starts_with("NVMe"); });
   if (none) return;

@@ -118,28 +118,39 @@ struct GpuRequest {
   std::string others{};  // and what else it may be: "A100-SXM4-40GB (40 GB)"
 };
 /// Throws InputError on a count below 1, an unknown or ambiguous name (nearest ones listed) or a label that is not the
-/// GPU's memory.
-GpuRequest parse_gpu_request(std::string_view text);
+/// GPU's memory. `where` is how the message names what was typed.
+GpuRequest parse_gpu_request(std::string_view text, std::string_view where = "--gpus");
+
+/// How several nodes are written where a machine is typed: "--nodes 2" beside it, or "2x" before it.
+enum class NodesForm : std::uint8_t { flag, prefix };
+/// How a message names a machine that somebody typed, and tells what to type instead.
+struct TypedMachine {
+  std::string where = "--gpus";  // "--hardware 16xH100"
+  NodesForm nodes = NodesForm::flag;
+};
 
 /// The machine that `--gpus`/`--machine` means (spec section 3, Defaults): the cheapest on-demand priced catalog node
 /// with exactly that GPU and count and a known DRAM size; else an on-premise entry; else a generic node. A count above
-/// the largest node of that GPU is refused with the `--nodes` spelling. Every default taken is in `assumptions`.
-MachineSpec machine_for(const GpuRequest& request, int nodes);
+/// the largest node of that GPU is refused with the spelling of `typed` for several nodes. Every default taken is in
+/// `assumptions`.
+MachineSpec machine_for(const GpuRequest& request, int nodes, const TypedMachine& typed = {});
 /// Of one machine.
 inline constexpr int kMostNodes = 65536;
 /// Sets the number of nodes. Several nodes without a known network get the default one, as an assumption.
 /// Throws InputError when `nodes` is not in [1, kMostNodes].
 void set_nodes(MachineSpec& machine, int nodes);
-/// A catalog node by name or alias, or a machine.json path.
-MachineSpec find_machine(const std::string& name_or_path);
+/// A catalog node by name or alias, or a machine.json path. A message about another text says where it stood and what
+/// was expected there.
+MachineSpec find_machine(const std::string& name_or_path, std::string_view where = "--machine",
+                         std::string_view expected = "a catalog name or a machine.json");
 
 /// `--host-memory`: replaces the installed memory of a node and the assumption about it.
 void set_host_memory(MachineSpec& machine, Bytes dram);
 /// `--nvme`: replaces the drives of a node and the assumptions about them; a rate that the text leaves out is a new
 /// one. "none" takes the drives away. Throws InputError as parse_nvme().
-void set_nvme(MachineSpec& machine, std::string_view text);
+void set_nvme(MachineSpec& machine, std::string_view text, std::string_view where = "--nvme");
 /// `--nvme 4x2TB[@6.5GB/s]`: drives x capacity [@ read rate a drive]; the write rate is half of a given read rate.
-NvmeSpec parse_nvme(std::string_view text);
+NvmeSpec parse_nvme(std::string_view text, std::string_view where = "--nvme");
 
 /// Names of the catalog's nodes and GPUs, sorted.
 std::vector<std::string> machine_names();

@@ -257,14 +257,7 @@ void check_links(const NodeTopology& topology, const NodeForm& form, const Catal
 }  // namespace
 
 CatalogGpu gpu_of_topology(const std::string& name, const NodeTopology& topology) {
-  CatalogGpu gpu;
-  try {
-    gpu = load_gpu(parse_gpu_request("1x" + name).gpu);
-  } catch (const InputError& error) {
-    std::string why = error.what();
-    if (why.starts_with("--gpus:")) why.erase(5, 1);
-    throw InputError(why);
-  }
+  CatalogGpu gpu = load_gpu(parse_gpu_request("1x" + name, "--gpu").gpu);
   for (const TopologyDevice& device : topology.gpus) {
     const std::string capability = fmt::format("{}.{}", device.sm / 10, device.sm % 10);
     if (device.sm == 0 || gpu.spec.compute_capability.empty() || capability == gpu.spec.compute_capability) continue;

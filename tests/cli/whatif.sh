@@ -65,8 +65,17 @@ done
 refused '--budget: needs --tokens' whatif "${small[@]}" --hardware 8xH100 --budget 5000USD
 refused '--deadline: needs --tokens' whatif "${small[@]}" --hardware 8xH100 --deadline 3days
 refused 'no price is known' whatif "${small[@]}" --tokens 1B --hardware HGX-H100-8 --budget 5000USD
-refused '--hardware: nodes' whatif "${small[@]}" --hardware 0x8xH100
-refused '--hardware: nodes' whatif "${small[@]}" --hardware 99999999xp4d.24xlarge
+# A refusal names the flag and the machine of the list that is wrong, and nothing that was not typed.
+refused '--hardware 0x8xH100: nodes: expected' whatif "${small[@]}" --hardware 8xH100,0x8xH100
+refused '--hardware 99999999xp4d.24xlarge: nodes: expected' whatif "${small[@]}" --hardware 99999999xp4d.24xlarge
+refused '--hardware 8xFoo: unknown GPU "Foo"' whatif "${small[@]}" --hardware 8xH100,8xFoo
+refused '--hardware Foo: expected NxGPU, a catalog node or a machine.json' whatif "${small[@]}" --hardware 8xH100,Foo
+refused '--hardware 8x: expected NxGPU such as' whatif "${small[@]}" --hardware 8x@3USD
+refused '--hardware 2x0xH100: the count' whatif "${small[@]}" --hardware 2x0xH100
+refused '--hardware 8xA100-33G: "A100-33G": no such GPU has 33 GB' whatif "${small[@]}" --hardware 8xA100-33G
+refused '--hardware 16xH100: 16xH100-SXM5-80GB is more than one node holds (at most 8): use 2x8xH100-SXM5-80GB' whatif "${small[@]}" --hardware 16xH100
+refused 'use 6x8xH100-SXM5-80GB' whatif "${small[@]}" --hardware 3x16xH100
+expect "what it says to use is taken" ask --hardware 2x8xH100-SXM5-80GB --json
 expect "nodes of a catalog node" ask --hardware 2xp4d.24xlarge --json
 expect "are taken" out_has '"nodes": 2'
 
@@ -104,7 +113,9 @@ edited 'model' 'del w[0]["model"]'
 edited 'a second workload named' 'w[1]["name"] = w[0]["name"]'
 edited '/workloads: expected 1 to' 'f["workloads"] = []'
 edited 'expected "workloads", "machines" or both' 'del f["workloads"], f["machines"]'
-edited '/machines/0/hardware' 'm[0]["hardware"] = "8xH1000"'
+edited 'json:24: /machines/0/hardware: 8xH1000: unknown GPU' 'm[0]["hardware"] = "8xH1000"'
+edited '/machines/0/hardware: 16xH100: 16xH100-SXM5-80GB is more than one node holds (at most 8): use 2x8x' 'm[0]["hardware"] = "16xH100"'
+edited '/machines/0/nvme: expected DRIVESxSIZE' 'm[0]["nvme"] = "some"'
 edited 'a price; "price" is a key' 'm[0]["hardware"] = "8xH100@3USD"'
 edited '/machines/0/name: expected a name' 'm[0]["name"] = "red \x1b[31m"'
 edited '/machines/0/name: expected a name' 'm[0]["name"] = ""'
