@@ -10,7 +10,6 @@
 #include <system_error>
 
 #include "models/error.h"
-#include "models/json_reader.h"
 #include "runtime/file_descriptor.h"
 
 namespace zeroplan {
@@ -49,24 +48,6 @@ fs::path temporary(const fs::path& target) {
 }
 
 }  // namespace
-
-std::string read_text_file(const std::string& path) {
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.is_open()) fail(path, "a file that can be read", errno);
-  struct stat status {};
-  if (::fstat(file.value(), &status) != 0) fail(path, "a file that can be read", errno);
-  if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: expected a regular file", path));
-  std::string text;
-  char block[1 << 16];
-  while (true) {
-    const ssize_t count = ::read(file.value(), block, sizeof block);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(path, "a file that can be read", errno);
-    if (count == 0) return text;
-    text.append(block, static_cast<std::size_t>(count));
-    if (text.size() > kMaxJsonBytes) throw InputError(fmt::format("{}: expected at most 16 MiB", path));
-  }
-}
 
 OutputFolder::OutputFolder(const std::string& path, bool overwrite, std::string_view flag)
     : path_(path), overwrite_(overwrite), flag_(flag) {

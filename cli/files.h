@@ -1,5 +1,5 @@
 #pragma once
-// Files that the user named. Failures are InputError: a path given by the user is input (spec section 3).
+// Files that the user wants written. Failures are InputError: a path given by the user is input (spec section 3).
 
 #include <filesystem>
 #include <string>
@@ -9,9 +9,6 @@
 #include "planner/exports.h"
 
 namespace zeroplan {
-
-/// The whole text of a regular file of at most kMaxJsonBytes. Throws InputError.
-std::string read_text_file(const std::string& path);
 
 /// A folder that will get files, written whole or not at all.
 class OutputFolder {

@@ -10,6 +10,7 @@
 #include "cli/values.h"
 #include "cli/workload.h"
 #include "models/error.h"
+#include "models/text_file.h"
 #include "planner/check_prediction.h"
 #include "planner/check_prediction_report.h"
 #include "planner/lint_report.h"

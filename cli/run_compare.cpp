@@ -4,9 +4,9 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "cli/files.h"
 #include "cli/terminal.h"
 #include "models/error.h"
+#include "models/text_file.h"
 #include "planner/compare_plan.h"
 
 namespace zeroplan {

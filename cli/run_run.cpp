@@ -18,6 +18,7 @@
 #include "cli/terminal.h"
 #include "models/error.h"
 #include "models/measured.h"
+#include "models/text_file.h"
 #include "planner/prediction.h"
 #include "runtime/host_memory.h"
 #include "runtime/probe.h"

@@ -10,6 +10,7 @@
 #include "cli/terminal.h"
 #include "models/error.h"
 #include "models/lower.h"
+#include "models/text_file.h"
 #include "planner/engine_simulation.h"
 #include "planner/plan_trace.h"
 #include "planner/report.h"

@@ -4,16 +4,17 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "cli/files.h"
 #include "cli/topology_command.h"
 #include "models/error.h"
+#include "models/text_file.h"
 
 namespace zeroplan {
 
 Outcome run_topology(const Arguments& arguments) {
   CommandLine line(
       "topology", "The wiring that `nvidia-smi topo -m` or NCCL's topology XML describes: graph, routes, shared links.",
-      "Example:\n  nvidia-smi topo -m > topo.txt\n  zeroplan topology topo.txt --gpu A100-80G");
+      "Example:\n  nvidia-smi topo -m > topo.txt\n  zeroplan topology topo.txt --gpu A100-80G\n"
+      "  nvidia-smi topo -m | zeroplan topology /dev/stdin");
   std::string path, gpu;
   bool json = false;
   line.positional("FILE", "Text of `nvidia-smi topo -m`, or the XML that NCCL_TOPO_DUMP_FILE writes; required", path);

@@ -2,9 +2,9 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "cli/files.h"
 #include "cli/values.h"
 #include "models/error.h"
+#include "models/text_file.h"
 #include "planner/validate.h"
 #include "planner/validate_earlier.h"
 

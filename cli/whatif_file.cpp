@@ -6,12 +6,12 @@
 #include <array>
 #include <filesystem>
 
-#include "cli/files.h"
 #include "cli/values.h"
 #include "cli/whatif_hardware.h"
 #include "cli/whatif_values.h"
 #include "models/error.h"
 #include "models/json_reader.h"
+#include "models/text_file.h"
 #include "planner/on_premise.h"
 
 namespace zeroplan {
@@ -55,6 +55,13 @@ std::string place_of(const JsonValue& value) {
   return fmt::format("{}:{}: {}", value.file(), value.line(), value.pointer());
 }
 
+/// What paths in the file are relative to: its folder, or where the program runs when a pipe brings it.
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  std::error_code ignored;
+  const bool descriptor = file.native().starts_with("/dev/") || file.native().starts_with("/proc/");
+  return descriptor || !std::filesystem::is_regular_file(file, ignored) ? std::filesystem::path() : file.parent_path();
+}
+
 std::string resolved(const std::string& path, const std::filesystem::path& folder) {
   return is_path(path) ? (folder / path).string() : path;
 }
@@ -83,8 +90,7 @@ std::string name_of(const JsonValue& value) {
 class FileReader {
  public:
   explicit FileReader(const std::string& path)
-      : folder_(std::filesystem::path(path).parent_path()),
-        document_(JsonDocument::parse(read_text_file(path), path)) {}
+      : folder_(folder_of(path)), document_(JsonDocument::parse(read_text_file(path), path)) {}
 
   WhatifFile read() {
     const JsonValue& root = document_.root();

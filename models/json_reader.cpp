@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "models/json_text.h"
+#include "models/text_file.h"
 
 namespace zeroplan {
 namespace {
@@ -237,41 +235,9 @@ JsonDocument JsonDocument::parse(std::string_view text, std::string name, JsonSy
   return document;
 }
 
-namespace {
-
-/// Opening a named pipe that nobody writes waits for ever. One that a shell made, `<(command)`, is a descriptor.
-void refuse_idle_pipe(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (path.native().starts_with("/dev/") || path.native().starts_with("/proc/") ||
-      !std::filesystem::is_fifo(path, ignored))
-    return;
-  throw InputError(fmt::format("{}: expected a JSON file, got a named pipe", path.string()));
-}
-
-}  // namespace
-
 JsonDocument JsonDocument::read(const std::filesystem::path& path, JsonSyntax syntax) {
   const std::string name = path.string();
-  std::error_code code;
-  if (std::filesystem::is_directory(path, code)) {
-    throw InputError(fmt::format("{}: expected a JSON file, got a directory", name));
-  }
-  refuse_idle_pipe(path);
-  errno = 0;
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw InputError(fmt::format("{}: cannot be opened: {}", name, std::strerror(errno)));
-
-  // In pieces, because pipes and /dev files do not know their size.
-  std::string text;
-  constexpr std::size_t kPiece = 64u << 10;
-  while (stream && text.size() <= kMaxJsonBytes) {
-    const std::size_t used = text.size();
-    text.resize(used + kPiece);
-    stream.read(text.data() + used, static_cast<std::streamsize>(kPiece));
-    text.resize(used + static_cast<std::size_t>(stream.gcount()));
-  }
-  if (stream.bad()) throw InputError(fmt::format("{}: cannot be read: {}", name, std::strerror(errno)));
-  return parse(text, name, syntax);
+  return parse(read_text_file(name), name, syntax);
 }
 
 }  // namespace zeroplan

@@ -96,7 +96,7 @@ class JsonDocument {
   /// Parses text. `name` is how errors call it. Throws InputError with line on syntax errors, more than kMaxJsonDepth
   /// levels, more than kMaxJsonBytes, an empty text, a repeated key, or anything after the value.
   static JsonDocument parse(std::string_view text, std::string name, JsonSyntax syntax = JsonSyntax::strict);
-  /// Reads and parses a regular file. InputError when it is missing, a directory, unreadable or too large.
+  /// Reads and parses a file or what a pipe brings. Throws InputError as read_text_file() does, and of the text.
   static JsonDocument read(const std::filesystem::path& path, JsonSyntax syntax = JsonSyntax::strict);
 
   const JsonValue& root() const { return *root_; }

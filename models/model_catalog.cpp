@@ -112,6 +112,7 @@ ModelSpec from_catalog(const std::string& name) {
 ModelSpec from_file(const std::filesystem::path& path, const std::string& named) {
   const JsonDocument document = JsonDocument::read(path, JsonSyntax::comments);
   std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return model_from_json(document.root(), "piped", named);
   const auto absolute = std::filesystem::absolute(path, ignored).lexically_normal();
   return model_from_json(document.root(), model_name_of(absolute.string()), named);
 }

@@ -3,12 +3,16 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <limits>
 #include <random>
+#include <thread>
 
+#include "models/text_file.h"
 #include "tests/catch.h"
 
 using namespace zeroplan;
@@ -268,15 +272,48 @@ TEST_CASE("Files that cannot be read are input errors that name the path") {
   CHECK_THAT(read_error(folder.path()), HasText(folder.path().string()) && HasText("directory"));
   CHECK_THAT(read_error(folder.path() / "none.json"), HasText("none.json") && HasText("No such file"));
   CHECK_THAT(read_error(good / "deeper.json"), HasText("deeper.json"));
-  CHECK_THAT(read_error("/dev/null"), HasText("/dev/null:1: ") && HasText("empty"));
-  CHECK_THAT(read_error("/dev/zero"), HasText("/dev/zero:1: ") && HasText("16 MiB"));
+  for (const char* device : {"/dev/null", "/dev/zero", "/dev/urandom"}) {
+    CHECK_THAT(read_error(device), HasText(std::string(device) + ": expected a file or a pipe, got a device"));
+  }
   CHECK_THAT(read_error(folder.write("large.json", std::string(kMaxJsonBytes + 1, ' '))), HasText("16 MiB"));
   CHECK_THAT(read_error(folder.write("bad.json", "{\n\n")), HasText("bad.json:2: "));
   CHECK_THAT(read_error(""), HasText("No such file"));
-  REQUIRE(::mkfifo((folder.path() / "pipe.json").c_str(), 0600) == 0);
-  CHECK_THAT(read_error(folder.path() / "pipe.json"), HasText("pipe.json: ") && HasText("named pipe"));
   CHECK_THAT(read_error(folder.write("nul.json", std::string("{}\n\0{", 5))),
              HasText("nul.json:2: ") && HasText("NUL"));
+}
+
+TEST_CASE("What a pipe brings is read like a file") {
+  const TemporaryFolder folder;
+  const fs::path pipe = folder.path() / "pipe.json";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const auto read_beside = [&](auto write) {
+    std::thread writer([&] {
+      std::ofstream out(pipe, std::ios::binary);  // waits for the reader
+      write(out);
+    });
+    std::string text;
+    const std::string message = message_of([&] { text = read_text_file(pipe.string()); });
+    writer.join();
+    return message == "no error" ? text : message;
+  };
+  const std::string large(300'000, 'x');  // more than a pipe holds
+  CHECK(read_beside([&](std::ofstream& out) { out << large; }) == large);
+  CHECK(read_beside([](std::ofstream&) {}).empty());
+  CHECK(read_beside([](std::ofstream& out) {
+          out << "[1," << std::flush;
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));  // nothing to read, and not the end
+          out << "2]";
+        }) == "[1,2]");
+  // The writer's end breaks once the limit is passed.
+  const auto restore = std::signal(SIGPIPE, SIG_IGN);
+  CHECK_THAT(read_beside([&](std::ofstream& out) {
+               for (std::size_t n = 0; out && n <= 2 * kMaxJsonBytes; n += large.size()) out << large << std::flush;
+             }),
+             HasText("pipe.json: expected at most 16 MiB"));
+  std::signal(SIGPIPE, restore);
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_THAT(message_of([&] { JsonDocument::read(pipe); }), HasText("pipe.json: expected a file, got a named pipe"));
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(kIdlePipeWait));
 }
 
 TEST_CASE("20,000 random mutations of a document parse or throw InputError, and nothing else") {

@@ -92,10 +92,6 @@ refused 'huge.json:1' --model huge.json --gpus 8xH100
 refused 'array.json:1' --model array.json --gpus 8xH100
 printf '{"model_type":"gpt2"}\n\0{"hidden_size":1}' >nul.json
 refused 'nul.json:2' --model nul.json --gpus 8xH100
-mkfifo pipe.json
-refused 'named pipe' --model pipe.json --gpus 8xH100
-refused 'named pipe' --model 7B --machine pipe.json
-refused 'named pipe' machines pipe.json
 refused 'number.json:1' --model number.json --gpus 8xH100
 refused 'model_type' --model twice.json --gpus 8xH100
 refused 'binary.json:1' --model binary.json --gpus 8xH100
