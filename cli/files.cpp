@@ -47,6 +47,12 @@ fs::path temporary(const fs::path& target) {
   return target.parent_path() / fmt::format(".{}.{}.tmp", target.filename().string(), ::getpid());
 }
 
+/// Where a file goes. Refuses a path that ends in a folder, before that is made.
+std::string folder_of(const fs::path& path, std::string_view flag) {
+  if (!path.has_filename()) throw InputError(fmt::format("{}: expected a file, got \"{}\"", flag, path.string()));
+  return path.has_parent_path() ? path.parent_path().string() : ".";
+}
+
 }  // namespace
 
 OutputFolder::OutputFolder(const std::string& path, bool overwrite, std::string_view flag)
@@ -87,18 +93,20 @@ OutputFolder::~OutputFolder() {
 
 std::vector<std::string> OutputFolder::made() const { return {made_.begin(), made_.end()}; }
 
-void OutputFolder::refuse_existing(const std::vector<std::string>& names) const {
-  for (const std::string& name : names) {
-    std::error_code ignored;
-    const fs::file_status status = fs::symlink_status(path_ / name, ignored);
-    // Renaming over /dev/null would take it away from the whole machine.
-    if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_symlink(status)) {
-      throw InputError(fmt::format("{}: {}: expected a regular file to overwrite", flag_, (path_ / name).string()));
-    }
-    if (!overwrite_ && fs::exists(status)) {
-      throw InputError(fmt::format("{}: {} is there already; --force overwrites it", flag_, (path_ / name).string()));
-    }
+void refuse_existing_file(const fs::path& path, bool overwrite, std::string_view flag) {
+  std::error_code ignored;
+  const fs::file_status status = fs::symlink_status(path, ignored);
+  // Renaming over /dev/null would take it away from the whole machine.
+  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_symlink(status)) {
+    throw InputError(fmt::format("{}: {}: expected a regular file to overwrite", flag, path.string()));
   }
+  if (!overwrite && fs::exists(status)) {
+    throw InputError(fmt::format("{}: {} is there already; --force overwrites it", flag, path.string()));
+  }
+}
+
+void OutputFolder::refuse_existing(const std::vector<std::string>& names) const {
+  for (const std::string& name : names) refuse_existing_file(path_ / name, overwrite_, flag_);
 }
 
 void OutputFolder::write(const std::vector<ExportFile>& files) {
@@ -129,6 +137,27 @@ void OutputFolder::write(const std::vector<ExportFile>& files) {
     throw;
   }
   kept_ = true;
+}
+
+OutputFile::OutputFile(const std::string& path, bool overwrite, std::string_view flag)
+    : flag_(flag), name_(fs::path(path).filename().string()), folder_(folder_of(path, flag), overwrite, flag) {
+  folder_.refuse_existing({name_});
+}
+
+void OutputFile::write(const std::string& text) { folder_.write({{name_, text, false}}); }
+
+std::vector<std::string> OutputFile::notes() const {
+  std::vector<std::string> notes;
+  for (const std::string& made : folder_.made())
+    notes.push_back(fmt::format("note: {}: made the folder {}", flag_, made));
+  return notes;
+}
+
+void refuse_input_file(const std::string& output, const std::string& input, std::string_view what,
+                       std::string_view flag) {
+  std::error_code none;
+  if (!fs::equivalent(output, input, none)) return;
+  throw InputError(fmt::format("{}: {} is the {} itself; expected another file", flag, output, what));
 }
 
 }  // namespace zeroplan

@@ -10,6 +10,9 @@
 
 namespace zeroplan {
 
+/// Throws InputError that begins with the flag when the file is there, unless `overwrite`, or is no regular file.
+void refuse_existing_file(const std::filesystem::path& path, bool overwrite, std::string_view flag);
+
 /// A folder that will get files, written whole or not at all.
 class OutputFolder {
  public:
@@ -21,7 +24,7 @@ class OutputFolder {
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
 
-  /// Throws InputError naming the first of these files that is there, unless `overwrite`, or that is no regular file.
+  /// refuse_existing_file() of each.
   void refuse_existing(const std::vector<std::string>& names) const;
   /// All files under temporary names first, then renamed. A name may have a folder before it, "8xH100/plan.json", which
   /// is made. Throws InputError; nothing new is left behind then.
@@ -40,5 +43,25 @@ class OutputFolder {
   std::string flag_;
   bool kept_ = false;
 };
+
+/// A file that will be written, whole or not at all.
+class OutputFile {
+ public:
+  /// Makes the folder that it goes to, as OutputFolder does. Throws InputError that begins with the flag: no file's
+  /// name, a file that is there, unless `overwrite`, or a folder that cannot be written.
+  OutputFile(const std::string& path, bool overwrite, std::string_view flag);
+  /// Throws InputError.
+  void write(const std::string& text);
+  /// A note for each folder that was not there before: its name may be mistyped.
+  std::vector<std::string> notes() const;
+
+ private:
+  std::string flag_, name_;
+  OutputFolder folder_;
+};
+
+/// Throws InputError when the path of an output names the very file that is read.
+void refuse_input_file(const std::string& output, const std::string& input, std::string_view what,
+                       std::string_view flag);
 
 }  // namespace zeroplan

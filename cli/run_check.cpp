@@ -1,7 +1,7 @@
 // zeroplan check DS_CONFIG.json: the lint of a DeepSpeed configuration, and what it does on a machine.
 
-#include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -100,15 +100,6 @@ struct CheckFlags {
   bool machine_given() const { return !machine.gpus.empty() || !machine.machine.empty(); }
 };
 
-void write_fixed(const CheckFlags& flags, const std::string& text) {
-  const std::filesystem::path path(flags.out);
-  const std::string name = path.filename().string();
-  if (name.empty()) throw InputError("--out: expected a file, got \"" + flags.out + "\"");
-  OutputFolder folder(path.has_parent_path() ? path.parent_path().string() : ".", flags.force);
-  folder.refuse_existing({name});
-  folder.write({{name, text, false}});
-}
-
 /// The corrected file on stdout or in --out; what is left to do on stderr.
 Outcome fixed(const CheckFlags& flags, const CheckInput& input) {
   const FixedText corrected = fix_deepspeed(input);
@@ -126,7 +117,9 @@ Outcome fixed(const CheckFlags& flags, const CheckInput& input) {
   if (flags.out.empty()) {
     outcome.out = corrected.text;
   } else {
-    write_fixed(flags, corrected.text);
+    OutputFile out(flags.out, flags.force, "--out");
+    out.write(corrected.text);
+    for (std::string& note : out.notes()) outcome.notes.push_back(std::move(note));
   }
   return outcome;
 }

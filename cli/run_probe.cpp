@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <utility>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -35,18 +36,11 @@ Outcome run_probe(const Arguments& arguments) {
     const ProbeResult result = probe_host(options);
     return {json ? probe_json(result, "") : write_machine(result.machine), result.notes, kDone};
   }
-  const std::filesystem::path path(out);
-  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
-  const std::string name = path.filename().string();
-  if (name.empty()) throw InputError(fmt::format("--out: expected a file's name, got \"{}\"", out));
-  OutputFolder target(folder, overwrite);
-  target.refuse_existing({name});
+  OutputFile target(out, overwrite, "--out");
   const ProbeResult result = probe_host(options);
-  target.write({{name, write_machine(result.machine), false}});
+  target.write(write_machine(result.machine));
   Outcome outcome{json ? probe_json(result, out) : report_probe(result.machine, out), result.notes, kDone};
-  for (const std::string& made : target.made()) {
-    outcome.notes.push_back(fmt::format("note: --out: made the folder {}", made));
-  }
+  for (std::string& note : target.notes()) outcome.notes.push_back(std::move(note));
   return outcome;
 }
 

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -168,10 +168,16 @@ std::optional<TrainResult> trained(const PlanFile& file, const TrainOptions& opt
   return result;
 }
 
-void write_measured_file(const Flags& flags, const Measured& measured) {
-  const std::filesystem::path path(flags.measure);
-  OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--measure");
-  out.write({{path.filename().string(), write_measured(measured), false}});
+/// The file of --measure, before any work is done. Rank 0 writes it; the others refuse what is there as it does, so as
+/// not to wait for it.
+void open_measured_file(const Flags& flags, std::optional<OutputFile>& file) {
+  if (flags.measure.empty()) return;
+  refuse_input_file(flags.measure, flags.path, "plan", "--measure");
+  if (read_rank_environment(environment).rank == 0) {
+    file.emplace(flags.measure, flags.overwrite, "--measure");
+  } else {
+    refuse_existing_file(flags.measure, flags.overwrite, "--measure");
+  }
 }
 
 }  // namespace
@@ -190,15 +196,16 @@ Outcome run_run(const Arguments& arguments) {
   check_flags(flags, file);
   const TrainOptions options = options_of(flags, file);
   refuse_beyond_memory(file, options.ranks_here, flags.path);
-  if (!flags.measure.empty()) {
-    const std::filesystem::path path(flags.measure);
-    OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--measure");
-    out.refuse_existing({path.filename().string()});
-  }
+  std::optional<OutputFile> measured;
+  open_measured_file(flags, measured);
   const std::optional<TrainResult> result = trained(file, options);
   if (!result) return {{}, {}, kDone};
-  if (!flags.measure.empty()) write_measured_file(flags, result->measured);
-  return {flags.json ? training_json(file, *result) : report_training(file, *result), result->notes, kDone};
+  Outcome outcome{flags.json ? training_json(file, *result) : report_training(file, *result), result->notes, kDone};
+  if (measured) {
+    measured->write(write_measured(result->measured));
+    for (std::string& note : measured->notes()) outcome.notes.push_back(std::move(note));
+  }
+  return outcome;
 }
 
 }  // namespace zeroplan

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
+#include <utility>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -33,16 +33,10 @@ SimulatedRanks ranks_of(const std::string& text) {
 
 /// The note on what of the step it holds; empty when that is all.
 void write_trace(const Flags& flags, const PlanFile& file, const PlanTrace& trace, std::vector<std::string>& notes) {
-  const std::filesystem::path path(flags.trace);
-  if (std::error_code none; std::filesystem::equivalent(path, flags.path, none)) {
-    throw InputError("--trace: " + flags.trace + " is the plan itself; expected another file");
-  }
-  OutputFolder out(path.has_parent_path() ? path.parent_path().string() : ".", flags.overwrite, "--trace");
-  const std::string name = path.filename().string();
-  out.refuse_existing({name});
-  out.write({{name, trace.text, false}});
-  for (const std::string& folder : out.made())
-    notes.push_back(fmt::format("note: --trace: made the folder {}", folder));
+  refuse_input_file(flags.trace, flags.path, "plan", "--trace");
+  OutputFile out(flags.trace, flags.overwrite, "--trace");
+  out.write(trace.text);
+  for (std::string& note : out.notes()) notes.push_back(std::move(note));
   if (const std::string note = trace_note(trace, file.plan); !note.empty()) {
     notes.push_back(fmt::format("note: --trace: {} {}", flags.trace, note));
   }

@@ -51,6 +51,10 @@ check 0 '' 'corrected' train.json --fix --out written.json
 cmp -s written.json fixed.json || { echo 'FAILED: --out differs from stdout'; ((failed += 1)); }
 check 2 '' 'written.json' train.json --fix --out written.json
 check 0 '' 'corrected' train.json --fix --out written.json --force
+check 0 '' 'note: --out: made the folder new/er' train.json --fix --out new/er/written.json
+((total += 1))
+cmp -s new/er/written.json fixed.json || { echo 'FAILED: --out in a new folder'; ((failed += 1)); }
+check 2 '' '--out: expected a file, got "new/"' train.json --fix --out new/
 check 2 '' '--out' train.json --out x.json
 check 2 '' '--force' train.json --fix --force
 check 2 '' '--json' train.json --fix --json

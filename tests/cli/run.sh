@@ -45,6 +45,14 @@ PY
 done
 expect 'compare refuses the measurement of another plan' exits 2 compare z0/plan.json z3/measured.json
 expect 'measured.json is not overwritten' exits 2 run z0/plan.json --data synthetic --steps 1 --measure z0/measured.json
+# A folder that was not there is made, and said; without a measurement it goes again.
+expect 'measured into a new folder' exits 0 run z0/plan.json --data synthetic --steps 1 --measure new/er/measured.json
+expect 'is there' test -s new/er/measured.json
+expect 'is said' says 'note: --measure: made the folder new/er'
+expect 'nothing to train with' exits 2 run z0/plan.json --data none.tokens --measure gone/measured.json
+expect 'leaves no folder' test ! -e gone
+refused '--measure: expected a file, got "new/"' run z0/plan.json --data synthetic --measure new/
+refused '--measure: z0/plan.json is the plan itself' run z0/plan.json --data synthetic --measure z0/plan.json --force
 
 # Text as data.
 yes 'All happy families are alike; each unhappy family is unhappy in its own way. ' | head -c 40000 >text.txt
@@ -149,8 +157,9 @@ both() {
   cp err.0 err
   ((first == 0 && second == 0))
 }
-expect 'two processes' both run z3/plan.json --data synthetic --steps 4 --measure processes.json
-expect 'two processes: the losses of two threads' equal_losses z3/measured.json processes.json
+expect 'two processes' both run z3/plan.json --data synthetic --steps 4 --measure of/processes.json
+expect 'two processes: the losses of two threads' equal_losses z3/measured.json of/processes.json
+expect 'only rank 0 makes the folder' test ! -s err.1
 expect 'only rank 0 prints' test ! -s out.1
 next_port
 wrong_size() {
