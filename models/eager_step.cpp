@@ -117,6 +117,11 @@ EagerAttention usual_attention(const ModelSpec& model) {
   return none ? EagerAttention::eager : EagerAttention::sdpa;
 }
 
+bool eager_softmax_is_fp32(const ModelSpec& model) {
+  constexpr std::string_view kNarrow[] = {"gpt2", "bert", "falcon", "t5"};
+  return std::find(std::begin(kNarrow), std::end(kNarrow), model.family) == std::end(kNarrow);
+}
+
 EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
   check_options(model, options);
   const JsonDocument document = JsonDocument::parse(model.config, model.name, JsonSyntax::comments);

@@ -92,6 +92,8 @@ struct EagerStep {
 
 /// What transformers runs for the model when nobody asks: SDPA, but for families that have none.
 EagerAttention usual_attention(const ModelSpec& model);
+/// Whether the softmax of this family's eager attention runs in fp32 when the model is in 16 bits.
+bool eager_softmax_is_fp32(const ModelSpec& model);
 
 /// Throws InputError naming the family or the option when no eager graph is known for it; never approximates silently.
 EagerStep eager_step(const ModelSpec& model, const EagerOptions& options);

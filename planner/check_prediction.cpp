@@ -78,7 +78,7 @@ void set_zero_plus_plus(const DeepSpeedConfig& c, EngineTimeRun& run) {
 
 EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const ModelSpec& model) {
   EngineTimeRun run;
-  if (w.attention.value_or(usual_attention(model)) == EagerAttention::eager) run.attention = AttentionSoftware::unfused;
+  if (w.attention.value_or(usual_attention(model)) == EagerAttention::eager) run.attention = AttentionSoftware::eager;
   run.engine = TimedEngine::deepspeed;
   run.stage = c.stage;
   run.tokens = w.tokens;

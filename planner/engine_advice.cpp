@@ -15,8 +15,13 @@ void double_arithmetic(GpuSpec& gpu) {
 }
 
 EngineTimeFit with_host_twice_as_fast(EngineTimeFit fit) {
-  constexpr TimeFit kHost[] = {TimeFit::host_op, TimeFit::host_op_deepspeed, TimeFit::host_fsdp1, TimeFit::host_fsdp2,
-                               TimeFit::host_fsdp2_hugging_face};
+  constexpr TimeFit kHost[] = {TimeFit::host_op,
+                               TimeFit::host_op_deepspeed,
+                               TimeFit::host_fsdp1,
+                               TimeFit::host_fsdp2,
+                               TimeFit::host_fsdp2_hugging_face,
+                               TimeFit::host_hook_deepspeed,
+                               TimeFit::optimizer_tensor_deepspeed};
   for (const TimeFit key : kHost) fit.values[static_cast<std::size_t>(key)].value /= 2;
   return fit;
 }

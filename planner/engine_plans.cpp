@@ -45,7 +45,7 @@ EngineTimeRun engine_time_run(const Plan& p, const ModelSpec& model) {
   run.type = p.precision.weights;
   run.reduction = deepspeed ? p.precision.gradients : DType::fp32;
   run.optimizer = deepspeed ? OptimizerSoftware::deepspeed : software_of(p.adam);
-  if (usual_attention(model) == EagerAttention::eager) run.attention = AttentionSoftware::unfused;
+  if (usual_attention(model) == EagerAttention::eager) run.attention = AttentionSoftware::eager;
   const bool offloaded = p.optimizer.hbm < p.optimizer.total();
   if (offloaded) run.offload_optimizer = OffloadedOptimizer::host;
   if (on_nvme(p.optimizer)) {

@@ -91,7 +91,7 @@ void set_workload(const Cells& cells, Lowered& row) {
   w.code = code_of(run.stack);
   if (w.code == EagerCode::llm_foundry || w.code == EagerCode::llm_foundry_early) {
     w.attention = EagerAttention::sdpa;
-  } else if (run.attention == AttentionSoftware::unfused) {
+  } else if (run.attention == AttentionSoftware::unfused || run.attention == AttentionSoftware::eager) {
     w.attention = EagerAttention::eager;
   }
   set_recompute(cells, row);

@@ -13,6 +13,7 @@ namespace zeroplan {
 namespace {
 
 constexpr std::int64_t kManyTokens = 4096;  // above, kernels decide; below, the host does (step-time.md section 6)
+constexpr std::int64_t kFewTokens = 512;  // of a micro-step: only the host decides
 
 /// Sum over forward, backward and update of the median of all steps but the first.
 Seconds median_step(const JsonValue& phases) {
@@ -86,8 +87,10 @@ void set_fsdp2(const JsonValue& row, EngineTimeRun& run) {
 std::string group_of(const JsonValue& row, const EngineTimeRun& run) {
   if (run.offload_optimizer != OffloadedOptimizer::none || run.offload_parameters) return "offload";
   if (row_integer(row, "lora", 0) > 0) return "LoRA";
-  if (run.type == DType::fp32 || run.attention == AttentionSoftware::unfused) return "fp32 or eager attention";
+  if (run.type == DType::fp32) return "fp32";
+  if (run.attention == AttentionSoftware::eager) return "eager attention";
   if (run.engine == TimedEngine::deepspeed && run.stage == 3) return "ZeRO-3, hooks on the host";
+  if (run.tokens.tokens() <= kFewTokens) return "at most 512 tokens";
   return run.tokens.tokens() > kManyTokens ? "more than 4096 tokens" : "at most 4096 tokens";
 }
 
@@ -120,7 +123,7 @@ std::optional<MeasuredStep> GroundtruthSteps::read(const JsonValue& row, const s
   const std::string attention = row_text(row, "attn", "sdpa");
   if (attention != "sdpa" && attention != "eager")
     throw InputError(fmt::format("attn: expected sdpa or eager, found \"{}\"", attention));
-  if (attention == "eager") run.attention = AttentionSoftware::unfused;
+  if (attention == "eager") run.attention = AttentionSoftware::eager;
   step.machine = measuring_machine(row_text(row, "gpu", "NVIDIA H200"));
   step.model = model_of(step.kind, row_integer(row, "lora", 0));
   step.measured = median_step(*phases);

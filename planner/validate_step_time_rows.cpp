@@ -94,7 +94,7 @@ AttentionSoftware attention_of(const Cells& cells, TimedEngine engine) {
     if (is_early_composer(cells)) return AttentionSoftware::early_flash;
     return cells.contains("attn_impl", "triton") ? AttentionSoftware::triton_flash : AttentionSoftware::sdpa;
   }
-  if (cells.contains("extra_notes", "eager attention")) return AttentionSoftware::unfused;
+  if (cells.contains("extra_notes", "eager attention")) return AttentionSoftware::eager;
   // Megatron-DeepSpeed and transformers of 2020 to mid 2023 keep the scores in memory.
   const std::string& date = cells.text("date");
   const bool old = !date.empty() && date < "2023-07";

@@ -171,7 +171,7 @@ class StepModel {
     backward.communication = gather_again(held, gathers) + reduce_block(kind, trained, steps.reduces);
     const Seconds quantizes = c_.quantize_launches(kind);
     forward.host = host_floor(work) + quantizes;
-    backward.host = host_floor(work) * (1 + again.rest) + quantizes * gathers;
+    backward.host = host_floor_backward(work) + host_floor(work) * again.rest + quantizes * gathers;
     if (c_.exchanges()) backward.host += c_.exchange_launches(kind);
     forward.copies = backward.copies = offloaded_layer(held) + offloaded_activations(tokens);
     add_phase(forward, tensor * kTensorForward, count, parts_.forward);
@@ -198,12 +198,19 @@ class StepModel {
     return Bytes(bytes * parameters) / c_.rates.streaming;
   }
 
+  /// A fake process group runs alone on its host; only ZeRO-3's hooks cost as much there as elsewhere.
+  bool alone_on_host() const { return deepspeed() && !c_.run.communicates && c_.run.stage < 3; }
+
+  Seconds host_floor_backward(const LayerWork& work) const {
+    if (!alone_on_host()) return host_floor(work);  // the difference is not in those rows
+    return Seconds(kMicrosecond * (fit(TimeFit::host_op) * fit(TimeFit::host_op_backward) * work.host_ops +
+                                   fit(TimeFit::host_hook_deepspeed) * work.trained_tensors));
+  }
+
   Seconds host_floor(const LayerWork& work) const {
     const EngineTimeRun& run = c_.run;
     if (deepspeed()) {
-      // A fake process group runs alone on its host; only ZeRO-3's hooks cost as much there as elsewhere.
-      const bool several = run.communicates || run.stage == 3;
-      const double op = several ? fit(TimeFit::host_op_deepspeed) : fit(TimeFit::host_op);
+      const double op = alone_on_host() ? fit(TimeFit::host_op) : fit(TimeFit::host_op_deepspeed);
       return Seconds(op * kMicrosecond * work.host_ops * (run.stage == 3 ? fit(TimeFit::host_stage3) : 1));
     }
     double hooks = fit(TimeFit::host_fsdp1);
@@ -375,6 +382,8 @@ std::string_view to_string(AttentionSoftware value) {
       return "early flash";
     case AttentionSoftware::unfused:
       return "unfused";
+    case AttentionSoftware::eager:
+      return "eager";
   }
   return "";
 }

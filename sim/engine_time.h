@@ -35,7 +35,8 @@ enum class AttentionSoftware : std::uint8_t {
   sdpa,          // FlashAttention 2, PyTorch's SDPA
   triton_flash,  // the Triton kernel of 2023
   early_flash,   // HazyResearch's first one
-  unfused,       // scores in memory; also what GPUs before Ampere run
+  unfused,       // scores in memory, fused softmax; also what GPUs before Ampere run
+  eager,         // transformers' own: a kernel for each operation on the scores
 };
 std::string_view to_string(AttentionSoftware value);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "models/eager_step.h"
 #include "models/error.h"
 #include "sim/engine_time_parts.h"
 #include "sim/host_fractions.h"
@@ -72,8 +73,8 @@ EngineTimeRun completed(const EngineTimeRun& given, const MachineSpec& machine) 
 }
 
 double attention_for(const EngineTimeFit& fit, const GpuSpec& gpu, AttentionSoftware kernel) {
-  if (kernel == AttentionSoftware::unfused || gpu.arch == "Volta" || gpu.arch == "Pascal" || gpu.arch == "Turing")
-    return 0;
+  const bool fused = kernel != AttentionSoftware::unfused && kernel != AttentionSoftware::eager;
+  if (!fused || gpu.arch == "Volta" || gpu.arch == "Pascal" || gpu.arch == "Turing") return 0;
   // Data-centre Blackwell takes Hopper's, all others Ampere's: what the kernels were written for.
   const bool hopper = gpu.arch == "Hopper" || gpu.compute_capability.starts_with("10.");
   const std::string_view arch = hopper ? "Hopper" : "Ampere";
@@ -143,10 +144,13 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   rates.matmul_scale = gpu.matmul_rate(run.type) / (peak * efficiency.value);
   attention_efficiency = attention_for(fit, machine.gpu, run.attention);
   rates.fused_attention = peak * attention_efficiency;
+  if (const double dims = exponential_dims(machine.gpu); dims > 0) rates.exponentials = peak / dims;
   rates.unfused_attention = peak * fit[TimeFit::unfused_attention_rate];
   const bool hugging_face = run.stack == KernelStack::hugging_face;
   rates.streaming =
       machine.gpu.memory_bandwidth * fit[hugging_face ? TimeFit::memory_rate_hugging_face : TimeFit::memory_rate_eager];
+  rates.scores = machine.gpu.memory_bandwidth * fit[TimeFit::memory_rate_scores];
+  rates.wide_softmax = eager_softmax_is_fp32(model);
   ranks_per_node_ = std::max(1, machine.gpus_per_node / run.tensor_parallel);
   const bool offloads = on_host || run.offload_parameters || run.offload_activations ||
                         run.offload_optimizer == OffloadedOptimizer::states;
@@ -264,8 +268,13 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
                   std::string(efficiency.source)});
   list.push_back({"kernels", std::string(to_string(run.stack)), "docs/step-time.md"});
   if (attention_efficiency > 0) {
-    list.push_back({"attention", fmt::format("{:.3f} of the peak on the causal half", attention_efficiency),
-                    std::string(to_string(run.attention))});
+    list.push_back(
+        {"attention",
+         fmt::format("products at {:.3f} of the peak on the causal half, exponentials beside", attention_efficiency),
+         std::string(to_string(run.attention))});
+  } else if (run.attention == AttentionSoftware::eager) {
+    list.push_back(
+        {"attention", "eager, a kernel for each operation on the scores", "asked for, or the model has no other"});
   } else {
     list.push_back({"attention", "unfused, scores in memory", "asked for, or the GPU has no fused kernel"});
   }

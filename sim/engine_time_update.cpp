@@ -9,9 +9,6 @@ namespace {
 
 constexpr double kMillisecond = 1e-3;
 constexpr double kGiga = 1e9;
-/// DeepSpeed's bf16 optimizer without partitions goes over the tensors one by one in Python (groundtruth rows 57 and
-/// 58: 128 ms for 580 tensors, 54 ms for 201, of which the kernels explain 53 and 38).
-constexpr Seconds kTensorHost = 0.11_ms;
 /// fp32 master and two moments, one direction.
 constexpr double kStateBytes = 12;
 /// fp32 gradients that DeepSpeed writes to NVMe in backward and reads again beside the states (deepspeed.md section 7).
@@ -119,8 +116,10 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   }
   if (!deepspeed) return update;
   if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
-  if (run.stage == 0 && run.type == DType::bf16 && run.offload_optimizer == OffloadedOptimizer::none)
-    update.optimizer += kTensorHost * num_tensors(model);
+  // In Python, tensor by tensor: what of the model's tensors a rank updates.
+  if (run.stage < 3 && run.type != DType::fp32 && run.offload_optimizer == OffloadedOptimizer::none)
+    update.optimizer +=
+        Seconds(c.fit[TimeFit::optimizer_tensor_deepspeed] * kMillisecond * num_tensors(model) / c.shards());
   if (run.communicates) update.host = Seconds(c.fit[TimeFit::deepspeed_overhead]);
   return update;
 }

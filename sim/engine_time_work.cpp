@@ -39,6 +39,10 @@ constexpr ElementBytes kCombineRows{14, 18};   // times the weight, back in plac
 /// Bytes a score that unfused attention moves forward, and its backward over that (V100, step-time.md section 2).
 constexpr double kScoreBytes = 10;
 constexpr double kScoreBackward = 1.3;
+/// Bytes a score that transformers' eager attention moves with each operation as a kernel of its own, 16 bits: product,
+/// scale, mask, softmax, product; gradients of them. In fp32 softmax: casts there and back, and 4 B in place of 2.
+constexpr ElementBytes kEagerScores{16, 18};
+constexpr ElementBytes kWideSoftmax{16, 18};
 /// Casts to fp8 with dynamic scales: bytes an input element, an output element, a weight; without compilation they are
 /// separate kernels.
 constexpr double kCastInput = 5, kCastOutput = 5, kCastWeight = 6, kCastEager = 4;
@@ -149,7 +153,9 @@ class LayerWalk {
     for (const TensorSpec& tensor : kind_.tensors) {
       if (tensor.tied) continue;
       work_.parameters += static_cast<double>(tensor.elements());
-      if (tensor.trainable) work_.trainable += static_cast<double>(tensor.elements());
+      if (!tensor.trainable) continue;
+      work_.trainable += static_cast<double>(tensor.elements());
+      work_.trained_tensors += static_cast<double>(tensor.copies);
     }
     if (matmul_flops_ > 0) work_.last_linear = last_flops_ / matmul_flops_;
     if (run_.fp8) add_casts();
@@ -269,6 +275,7 @@ class LayerWalk {
   void attention(const GraphOp& op) {
     const AttentionShape& a = op.attention;
     stream(attention_copies(kind_, run_.stack), static_cast<double>(a.heads * a.v_dim));
+    if (run_.attention == AttentionSoftware::eager) return eager_attention(a);
     if (run_.attention == AttentionSoftware::unfused || !(rates_.fused_attention > FlopsPerSecond())) {
       const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
       const Flops flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim));
@@ -277,9 +284,24 @@ class LayerWalk {
       work_.attention_backward += 2 * flops / rates_.unfused_attention + traffic * kScoreBackward;
       return;
     }
-    const Seconds forward = forward_flops(op, tokens_) / (rates_.fused_attention * split_);
+    const Flops products = forward_flops(op, tokens_) / split_;
+    const double width = static_cast<double>(a.qk_dim + a.v_dim) / 2;
+    Seconds forward = products / rates_.fused_attention;
+    if (rates_.exponentials > FlopsPerSecond()) forward += products / (rates_.exponentials * width);
     work_.attention_forward += forward;
     work_.attention_backward += forward * kAttentionBackwardFlops;
+  }
+
+  void eager_attention(const AttentionShape& a) {
+    const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
+    const Seconds products = Flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim)) / rates_.unfused_attention;
+    const double width = static_cast<double>(size_of(run_.type)) / size_of(DType::bf16);
+    const bool casts = rates_.wide_softmax && run_.type != DType::fp32;
+    const auto traffic = [&](double usual, double wide) {
+      return Bytes((usual * width + (casts ? wide : 0)) * scores) / rates_.scores;
+    };
+    work_.attention_forward += products + traffic(kEagerScores.forward, kWideSoftmax.forward);
+    work_.attention_backward += products * 2 + traffic(kEagerScores.backward, kWideSoftmax.backward);
   }
 
   void add_casts() {
@@ -303,6 +325,17 @@ class LayerWalk {
 };
 
 }  // namespace
+
+double exponential_dims(const GpuSpec& gpu) {
+  constexpr double kResults = 16, kFlopsOfDimension = 4;
+  const std::string_view capability = gpu.compute_capability;
+  double flops = 0;  // of 16-bit products with fp32 sums, a clock and multiprocessor, in NVIDIA's architecture papers
+  if (capability == "8.0") flops = 2048;
+  if (capability == "9.0") flops = 4096;
+  if (capability.starts_with("10.")) flops = 8192;
+  if (capability == "8.6" || capability == "8.9" || capability.starts_with("12.")) flops = 1024;
+  return flops / kResults / kFlopsOfDimension;
+}
 
 LayerWork layer_work(const BlockKind& layer, const EngineTimeRun& run, TokenShape tokens, const KernelRates& rates,
                      const EngineTimeFit& fit) {

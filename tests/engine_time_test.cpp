@@ -200,7 +200,10 @@ TEST_CASE("A layer takes the ops that were counted for its family") {
     const GpuModel gpu(find_gpu("A100-SXM4-80GB"));
     EngineTimeRun run = alone(TimedEngine::deepspeed, 1, 128);
     run.stack = stack;
-    const KernelRates rates{&gpu, 1, 100.0_TFLOPS, 100.0_TFLOPS, 1000.0_GBps};
+    KernelRates rates;
+    rates.gpu = &gpu;
+    rates.fused_attention = rates.unfused_attention = 100.0_TFLOPS;
+    rates.streaming = rates.scores = 1000.0_GBps;
     for (const BlockKind& kind : model.kinds)
       if (kind.role == BlockRole::layer)
         return layer_work(kind, run, run.tokens, rates, builtin_engine_time_fit()).host_ops;

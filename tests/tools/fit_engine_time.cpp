@@ -33,15 +33,20 @@ constexpr Prior kPriors[] = {
     {TimeFit::memory_rate_eager, 0.60, 0.15},
     {TimeFit::memory_rate_hugging_face, 0.55, 0.2},
     {TimeFit::unfused_attention_rate, 0.25, 0.3},
+    {TimeFit::memory_rate_scores, 0.65, 0.2},
     {TimeFit::contention, 0.3, 0.5},
     {TimeFit::fp8_rate, 0.65, 0.2},
-    {TimeFit::host_op, 45, 0.3},
+    {TimeFit::host_op, 32, 0.15},
+    {TimeFit::host_op_backward, 0.5, 0.4},
+    {TimeFit::host_hook_deepspeed, 150, 0.5},
     {TimeFit::host_op_deepspeed, 120, 0.3},
-    {TimeFit::host_fsdp2_hugging_face, 0.9, 0.3},
+    {TimeFit::host_fsdp2_hugging_face, 1.5, 0.3},
     {TimeFit::host_stage3, 1.6, 0.2},
     {TimeFit::optimizer_decoupled, 80, 0.4},
     {TimeFit::optimizer_fused, 50, 0.3},
     {TimeFit::optimizer_deepspeed, 115, 0.3},
+    {TimeFit::optimizer_start_deepspeed, 4, 0.5},
+    {TimeFit::optimizer_tensor_deepspeed, 0.1, 0.3},
     {TimeFit::deepspeed_overhead, 0.15, 0.6},
     {TimeFit::deepspeed_hidden, 0.7, 0.2},
     {TimeFit::deepspeed_network_volta, 0.8, 0.06},
@@ -63,9 +68,9 @@ struct AttentionPrior {
 };
 constexpr AttentionPrior kAttention[] = {{"Ampere", "early flash", 0.4, 0.4},
                                          {"Ampere", "triton flash", 0.45, 0.4},
-                                         {"Ampere", "SDPA", 0.55, 0.2},
-                                         {"Hopper", "triton flash", 0.3, 0.4},
-                                         {"Hopper", "SDPA", 0.45, 0.25}};
+                                         {"Ampere", "SDPA", 0.7, 0.2},
+                                         {"Hopper", "triton flash", 0.4, 0.4},
+                                         {"Hopper", "SDPA", 0.8, 0.25}};
 constexpr const char* kFitted = "fitted to published and measured steps (docs/step-time.md)";
 
 /// Groups that are fitted to; errors of others are only printed.
@@ -74,7 +79,8 @@ double sigma_of(const MeasuredStep& step) {
   if (group.starts_with("MosaicML") || group.starts_with("torchtitan") || group.ends_with("4096 tokens")) return 0.06;
   if (group.find("noise") != std::string::npos) return 0;
   if (group.starts_with("DeepSpeed")) return 0.12;
-  if (group.starts_with("ZeRO-3")) return 0.2;
+  if (group.starts_with("ZeRO-3") || group == "at most 512 tokens") return 0.2;
+  if (group == "eager attention") return 0.1;
   return 0;
 }
 
