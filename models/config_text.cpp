@@ -17,10 +17,10 @@ namespace zeroplan {
 
 std::optional<std::int64_t> ConfigNode::integer() const {
   constexpr double kBeyond = 9223372036854775808.0;  // 2^63, exact
+  if (kind == Kind::integer && number >= kBeyond) return INT64_MAX;
+  if (kind == Kind::integer && number < -kBeyond) return INT64_MIN;
   if (!is_number() || !std::isfinite(number) || std::floor(number) != number) return std::nullopt;
-  // INT64_MAX itself is a default of DeepSpeed's; its double is 2^63.
-  if (number == kBeyond) return INT64_MAX;
-  if (number > kBeyond || number < -kBeyond) return std::nullopt;
+  if (number >= kBeyond || number < -kBeyond) return std::nullopt;
   return static_cast<std::int64_t>(number);
 }
 

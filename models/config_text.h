@@ -30,7 +30,8 @@ struct ConfigNode {
   bool is_number() const { return kind == Kind::integer || kind == Kind::real; }
   /// Exactly the text "auto".
   bool is_auto() const { return kind == Kind::text && text == "auto"; }
-  /// The number as an integer when it is one: 5e8 is, 1.5 and 1e300 are not.
+  /// The number as an integer when it is one: 5e8 is, 1.5 and 1e300 are not. Digits alone are an integer however many
+  /// there are (Python's have no bound): the nearest that there is here.
   std::optional<std::int64_t> integer() const;
   /// The first member of that name, or nullptr; nullptr when this is no object.
   const ConfigMember* find(std::string_view key) const;

@@ -260,7 +260,9 @@ std::optional<std::int64_t> coerced_integer(const ConfigNode& node) {
   if (text.starts_with('+')) text.remove_prefix(1);
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (end != text.data() + text.size()) return std::nullopt;
+  if (error == std::errc::result_out_of_range) return text.starts_with('-') ? INT64_MIN : INT64_MAX;
+  if (error != std::errc()) return std::nullopt;
   return value;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "planner/lint_parts.h"
 
@@ -24,6 +25,7 @@ class BatchCheck {
   void run() {
     if (lint_.is_true("elasticity.enabled")) return elasticity();
     if (!lint_.has(kTrain) && !lint_.has(kMicro)) return missing();
+    if (huge()) return;
     if (unreadable(kTrain, train_) || unreadable(kMicro, micro_) || unreadable(kAccumulation, accumulation_)) return;
     if (train_ && micro_ && accumulation_) return all_three();
     if (train_ && micro_) return two(*micro_, kMicro);
@@ -33,10 +35,31 @@ class BatchCheck {
   }
 
  private:
+  static constexpr std::int64_t kMost = std::int64_t{1} << 30;  // beyond it the products do not fit either
+
   static std::optional<std::int64_t> positive(std::optional<std::int64_t> value) {
-    constexpr std::int64_t kMost = std::int64_t{1} << 30;  // beyond it the products do not fit either
     return value && *value > 0 && *value <= kMost ? value : std::nullopt;
   }
+
+  /// Sizes that nothing can hold or end. DeepSpeed takes them: its own sums hold for them, in Python's integers.
+  bool huge() {
+    bool found = false;
+    for (const std::string_view key : {kTrain, kMicro, kAccumulation}) {
+      const ConfigNode* node = lint_.value(key);
+      if (node == nullptr || !node->is_number() || node->number <= static_cast<double>(kMost)) continue;
+      if (!std::isfinite(node->number) && node->kind == ConfigNode::Kind::real) continue;  // number-unreadable says it
+      found = true;
+      const std::string shown = lint_.shown(key);
+      const std::string what = key == kMicro   ? shown + " samples at once: no GPU holds that many."
+                               : key == kTrain ? shown + " samples make one step, which never ends."
+                                               : shown + " micro-steps make one step, which never ends.";
+      lint_.report("batch-huge", std::string(key),
+                   what + " DeepSpeed takes the number, Python's have no bound: it does not stop at start.",
+                   fmt::format("\"{}\": a smaller number", key));
+    }
+    return found;
+  }
+
   /// Given, neither a number nor left to the Trainer.
   bool unreadable(std::string_view path, const std::optional<std::int64_t>& value) const {
     return lint_.has(path) && !value;

@@ -99,11 +99,31 @@ void Linter::remove(Finding& finding, std::string_view path) const {
   if (const ConfigMember* member = find(path)) remove(finding, *member);
 }
 
-void Linter::rename(Finding& finding, const ConfigNode& object, const ConfigMember& member,
+const ConfigMember* Linter::setting(const DeepspeedKeys& keys, const ConfigNode& object, std::string_view section,
+                                    std::string_view name, const ConfigMember& but) {
+  std::vector<std::string_view> names{name};
+  if (const DeepspeedKey* key = keys.find(joined(section, name))) {
+    names.insert(names.end(), {key->leaf(), key->alias});
+    if (section_of(key->instead) == section) names.push_back(leaf_of(key->instead));
+  }
+  for (const ConfigMember& member : object.members) {
+    if (&member != &but && !member.key.empty() && std::ranges::find(names, member.key) != names.end()) return &member;
+  }
+  return nullptr;
+}
+
+bool Linter::rename(Finding& finding, const ConfigNode& object, const ConfigMember& member,
                     std::string_view name) const {
-  if (object.find(name) != nullptr) return;
+  const std::string_view section =
+      std::string_view(finding.key).substr(0, finding.key.size() - std::min(finding.key.size(), member.key.size() + 1));
+  if (const ConfigMember* there = setting(keys, object, section, name, member)) {
+    finding.fix = fmt::format("remove it: {} is set on line {}", there->key, there->line);
+    remove(finding, member);
+    return false;
+  }
   finding.edits.push_back({member.begin, member.key_end, quoted(name)});
   finding.adds = fmt::format("{}@{}", name, object.begin);
+  return true;
 }
 
 void Linter::replace(Finding& finding, const ConfigNode& node, std::string text) const {
@@ -136,10 +156,16 @@ void Linter::move(Finding& finding, const ConfigMember& member, std::string_view
   const std::string_view text = file.text();
   const std::string_view section = section_of(to);
   const ConfigNode* object = section.empty() ? &file.root() : value(section);
-  if (object == nullptr || !object->is_object() || object->find(leaf_of(to)) != nullptr) return;
+  if (object == nullptr || !object->is_object()) return;
+  if (const ConfigMember* there = setting(keys, *object, section, leaf_of(to), member)) {
+    finding.fix = fmt::format("remove it: {} is set on line {}", joined(section, there->key), there->line);
+    remove(finding, member);
+    return;
+  }
   // From this very object (a key with dots): only the name changes.
   if (std::ranges::any_of(object->members, [&](const ConfigMember& other) { return &other == &member; })) {
-    return rename(finding, *object, member, leaf_of(to));
+    rename(finding, *object, member, leaf_of(to));
+    return;
   }
   const std::string_view raw = text.substr(member.value.begin, member.value.end - member.value.begin);
   const auto from = indent_of(text, member.begin);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "models/error.h"
 #include "models/json_text.h"
@@ -12,17 +13,7 @@
 namespace zeroplan {
 namespace {
 
-constexpr std::size_t kLongestName = 96;  // longer texts are no misspelt names; bounds the quadratic distance
 constexpr std::size_t kLongestShown = 60;
-
-std::string folded(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, kLongestName + 1)) {
-    if (c == ' ') continue;
-    result += c == '-' ? '_' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  }
-  return result;
-}
 
 std::string in_quotes(std::string_view key) { return json_quoted(key, kLongestShown); }
 
@@ -142,8 +133,9 @@ class KeyWalk {
     } else if (lint_.keys.section(key.instead)) {
       finding.fix = on ? fmt::format("\"{}\": {{\"device\": \"cpu\"}}", instead) : "remove it";
       if (on) {
-        lint_.rename(finding, object, member, instead);
-        lint_.replace(finding, member.value, "{\"device\": \"cpu\"}");
+        if (lint_.rename(finding, object, member, instead)) {
+          lint_.replace(finding, member.value, "{\"device\": \"cpu\"}");
+        }
       } else {
         lint_.remove(finding, member);
       }
@@ -174,13 +166,22 @@ class KeyWalk {
     if (prefixed(object, member, path, section)) return;
     if (other_letters(object, member, path, section, policy)) return;
     if (misplaced(member, path, section, policy)) return;
-    if (misspelt(object, member, path, section, policy)) return;
-    Finding& finding = lint_.report_at(
-        by_policy("unknown-key", policy), path, member.line,
-        fmt::format("{} is no key {}DeepSpeed {}: {}.", in_quotes(member.key),
-                    section.empty() ? "of " : fmt::format("of {} in ", section), lint_.keys.version(), happens(policy)),
-        policy == UnknownKey::refused ? "remove it" : "remove it, unless a script of yours reads it");
-    if (policy == UnknownKey::refused) lint_.remove(finding, member);
+    const std::vector<std::string> meant = meant_keys(member.key, section);
+    if (meant.size() == 1) return misspelt(object, member, path, meant.front(), policy);
+    Finding& finding = lint_.report_at(by_policy("unknown-key", policy), path, member.line,
+                                       fmt::format("{} is no key {}DeepSpeed {}: {}.", in_quotes(member.key),
+                                                   section.empty() ? "of " : fmt::format("of {} in ", section),
+                                                   lint_.keys.version(), happens(policy)));
+    const std::string names = fmt::format("{}", fmt::join(meant, " or "));
+    if (policy == UnknownKey::ignored) {
+      finding.fix = meant.empty() ? "remove it, unless a script of yours reads it"
+                                  : fmt::format("{}, unless a script of yours reads it", names);
+    } else if (meant.empty()) {
+      finding.fix = "remove it";
+      lint_.remove(finding, member);
+    } else {
+      finding.fix = fmt::format("{}, or remove it", names);  // which, a person has to say
+    }
   }
 
   void listed(const ConfigNode& object, const ConfigMember& member, const std::string& path, const WrongKey& wrong,
@@ -263,13 +264,7 @@ class KeyWalk {
                     happens(policy), lost,
                     nested ? " offload_optimizer and offload_param are siblings inside zero_optimization." : ""),
         fmt::format("move it to {}", all));
-    if (homes.size() > 1) return true;
-    if (const ConfigMember* there = lint_.find(to)) {
-      finding.fix = fmt::format("remove it: {} is set on line {}", to, there->line);
-      lint_.remove(finding, member);
-    } else if (lint_.keys.find(to)->type != ConfigType::object || lint_.find(to) == nullptr) {
-      lint_.move(finding, member, to);
-    }
+    if (homes.size() == 1) lint_.move(finding, member, to);
     return true;
   }
 
@@ -279,21 +274,32 @@ class KeyWalk {
   }
   static std::string place_of(const std::string& section) { return section.empty() ? "the top level" : section; }
 
-  bool misspelt(const ConfigNode& object, const ConfigMember& member, const std::string& path,
-                const std::string& section, UnknownKey policy) {
-    std::vector<std::string> names;
-    for (const DeepspeedKey* key : lint_.keys.in_section(section)) {
-      names.emplace_back(key->leaf());
-      if (!key->alias.empty()) names.push_back(key->alias);
-    }
-    const std::string name = slip_of(member.key, names);
-    if (name.empty()) return false;
+  void misspelt(const ConfigNode& object, const ConfigMember& member, const std::string& path, const std::string& name,
+                UnknownKey policy) {
     Finding& finding = lint_.report_at(
         by_policy("misspelt-key", policy), path, member.line,
         fmt::format("{} is no key here: {}. Meant is {}.", in_quotes(member.key), happens(policy), name),
         fmt::format("\"{}\": {}", name, lint_.file.excerpt(member.value)));
     lint_.rename(finding, object, member, name);
-    return true;
+  }
+
+  /// The keys of a section that a text may mean, by their long names, without old ones of which the new one is there
+  /// too.
+  std::vector<std::string> meant_keys(std::string_view text, const std::string& section) const {
+    std::vector<std::string> names, meant;
+    for (const DeepspeedKey* key : lint_.keys.in_section(section)) {
+      names.emplace_back(key->leaf());
+      if (!key->alias.empty()) names.push_back(key->alias);
+    }
+    for (const std::string& name : meant_names(text, names)) {
+      const std::string_view leaf = lint_.keys.find(joined(section, name))->leaf();
+      if (std::ranges::find(meant, leaf) == meant.end()) meant.emplace_back(leaf);
+    }
+    std::erase_if(meant, [&](const std::string& name) {
+      const std::string_view instead = leaf_of(lint_.keys.find(joined(section, name))->instead);
+      return std::ranges::find(meant, instead) != meant.end();
+    });
+    return meant;
   }
 
   Linter& lint_;
@@ -301,28 +307,34 @@ class KeyWalk {
 
 }  // namespace
 
-bool same_but_case(std::string_view a, std::string_view b) {
-  return a != b && a.size() <= kLongestName && folded(a) == folded(b);
+namespace {
+
+/// Numbers at which Python stops while it reads the file: hjson 3.1.0 makes an integer of every whole float, which
+/// infinity is not, and Python reads 4300 digits.
+void lint_numbers(Linter& lint, const ConfigNode& node, const std::string& path) {
+  if (lint.full()) return;
+  constexpr std::size_t kMostDigits = 4300;
+  const std::size_t digits = node.end - node.begin - (lint.file.text()[node.begin] == '-' ? 1 : 0);
+  if (node.kind == ConfigNode::Kind::real && !std::isfinite(node.number)) {
+    lint.report_at("number-unreadable", path, node.line,
+                   fmt::format("{} is beyond what a float holds: an OverflowError while DeepSpeed reads the file; the "
+                               "Trainer's json takes it for infinity.",
+                               lint.file.excerpt(node)),
+                   "a finite number");
+  } else if (node.kind == ConfigNode::Kind::integer && digits > kMostDigits) {
+    lint.report_at(
+        "number-unreadable", path, node.line,
+        fmt::format("{} digits: Python reads at most {}, a ValueError while the file is read.", digits, kMostDigits),
+        "a smaller number");
+  }
+  for (const ConfigMember& member : node.members) lint_numbers(lint, member.value, joined(path, member.key));
+  for (const ConfigNode& item : node.items) lint_numbers(lint, item, path);
 }
 
-std::string slip_of(std::string_view text, const std::vector<std::string>& names) {
-  constexpr std::size_t kMostSlips = 3;
-  if (text.size() > kLongestName) return "";
-  const std::string wanted = folded(text);
-  const std::size_t allowed = std::min(kMostSlips, std::max<std::size_t>(1, wanted.size() / 5));
-  std::string best;
-  std::size_t best_distance = allowed + 1;
-  for (const std::string& name : names) {
-    const std::string other = folded(name);
-    const std::size_t longer = std::max(other.size(), wanted.size()), shorter = std::min(other.size(), wanted.size());
-    if (longer - shorter > allowed || shorter < 3) continue;
-    const std::size_t found = edit_distance(wanted, other);
-    if (found < best_distance) best = name, best_distance = found;
-  }
-  return best;
-}
+}  // namespace
 
 void lint_syntax(Linter& lint) {
+  lint_numbers(lint, lint.file.root(), "");
   const ConfigText& file = lint.file;
   if (!file.comments().empty()) {
     lint.report_at(

@@ -136,7 +136,7 @@ void lint_adam_params(Linter& lint) {
   for (const ConfigMember& member : params->members) {
     if (lint.full()) return;
     if (member.repeated || listed(kAdamParams, member.key)) continue;
-    std::string near = slip_of(member.key, as_strings(kAdamParams));
+    std::string near = meant_name(member.key, as_strings(kAdamParams));
     if (member.key == "learning_rate") near = "lr";
     if (member.key == "epsilon" || member.key == "adam_epsilon") near = "eps";
     if (near == "max_grad_norm") near.clear();
@@ -260,7 +260,7 @@ void lint_scheduler_params(Linter& lint, const Scheduler& scheduler) {
   for (const ConfigMember& member : params->members) {
     if (lint.full()) return;
     if (member.repeated || std::ranges::find(names, member.key) != names.end()) continue;
-    const std::string near = slip_of(member.key, names);
+    const std::string near = meant_name(member.key, names);
     Finding& finding = lint.report_at(
         "scheduler-param-unknown", joined("scheduler.params", member.key), member.line,
         fmt::format("{} takes no {}: TypeError from its constructor.", scheduler.name, json_quoted(member.key, 60)),

@@ -48,19 +48,26 @@ class Linter {
   // Corrections; each appends to the finding's edits.
   void remove(Finding& finding, const ConfigMember& member) const;
   void remove(Finding& finding, std::string_view path) const;
-  /// Not when the object already has a member of the new name.
-  void rename(Finding& finding, const ConfigNode& object, const ConfigMember& member, std::string_view name) const;
+  /// Where the object has a member of that name already, or of another name of the same key: takes this one away, and
+  /// says so in `finding.fix`; false then.
+  bool rename(Finding& finding, const ConfigNode& object, const ConfigMember& member, std::string_view name) const;
   void replace(Finding& finding, const ConfigNode& node, std::string text) const;
   /// Adds `"key": value` behind the last member of the object at `section` ("" is the root). Not when it is no object
   /// or has that key.
   void insert(Finding& finding, std::string_view section, std::string_view key, std::string value) const;
-  /// Takes the member out and adds it to another section. Not when that section is missing or has the key.
+  /// Takes the member out and adds it to another section. Not when that section is missing; where it has the key, as
+  /// rename().
   void move(Finding& finding, const ConfigMember& member, std::string_view to) const;
 
   CheckAnswer take();
   std::vector<std::string> unchecked;
 
  private:
+  /// The member of the object, other than `but`, that sets what `name` in that section sets: under that name, its
+  /// alias, or the name that has replaced it.
+  static const ConfigMember* setting(const DeepspeedKeys& keys, const ConfigNode& object, std::string_view section,
+                                     std::string_view name, const ConfigMember& but);
+
   std::vector<Finding> findings_;
   Finding dropped_;
   bool truncated_ = false;
@@ -83,6 +90,11 @@ void lint_value(Linter& lint, const DeepspeedKey& key, const std::string& path, 
 
 /// Nearest of `names` within the distance of a slip of the hand, or "".
 std::string slip_of(std::string_view text, const std::vector<std::string>& names);
+/// Which of `names` a text means: it is one with words cut short (max_live_params), else a slip_of() one, else one with
+/// words left out as well (reduce_bucket). Several where that leaves it open, none where nothing is near.
+std::vector<std::string> meant_names(std::string_view text, const std::vector<std::string>& names);
+/// The one of meant_names(), or "".
+std::string meant_name(std::string_view text, const std::vector<std::string>& names);
 /// Equal but for case, '-' and blanks.
 bool same_but_case(std::string_view a, std::string_view b);
 /// Values as people write them in JSON: 500000000, 0.9.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "models/json_text.h"
@@ -179,19 +180,49 @@ class ValueCheck {
     }
     if (node_.kind == Kind::text) return number_in_quotes(true);
     if (!node_.is_number()) return wrong_type();
+    if (node_.kind == Kind::real && !std::isfinite(node_.number)) return;  // number-unreadable says it
     if (!node_.integer()) return fraction();
+    if (beyond_64_bits() && !is_batch()) {
+      report(
+          "integer-beyond-64-bits",
+          fmt::format("{} needs more than 64 bits: DeepSpeed takes it, Python's integers have no bound, but torch and "
+                      "C++ code stop with an overflow where they get it as a size.",
+                      shown_),
+          fmt::format("\"{}\": at most 9223372036854775807", leaf_of(path_)));
+    }
     range(node_.number);
   }
 
+  /// Digits alone, too many for an integer of 64 bits: told by the text, a double is not that exact.
+  bool beyond_64_bits() const {
+    if (node_.kind != Kind::integer) return false;
+    const std::string raw = lint_.file.text().substr(node_.begin, node_.end - node_.begin);
+    std::int64_t value = 0;
+    return std::from_chars(raw.data(), raw.data() + raw.size(), value).ec == std::errc::result_out_of_range;
+  }
+
+  /// Too large a batch has a rule of its own.
+  bool is_batch() const {
+    return path_ == "train_batch_size" || path_ == "train_micro_batch_size_per_gpu" ||
+           path_ == "gradient_accumulation_steps";
+  }
+
+  /// Numbers as hjson and pydantic read them (tried: hjson 3.1.0, pydantic 2.13.4, torch 2.15's DataLoader): with a
+  /// point or an exponent it is a float unless it is whole and below 1e10, and pydantic makes an integer of a whole
+  /// float below 2^63.
   void fraction() {
-    constexpr double kLargest = 9e15;
-    const bool huge = std::abs(node_.number) > kLargest;
+    const bool whole = std::floor(node_.number) == node_.number;
+    if (whole && is_batch()) return;
+    const std::string_view happens =
+        guarded_ ? refused()
+                 : "nothing checks it, DeepSpeed calculates with a float, and what needs an integer (a DataLoader, C++ "
+                   "code) stops where it gets it";
     Finding& finding =
         report("fractional-integer",
-               huge ? fmt::format("{} does not fit an integer of 64 bits: {}.", shown_, refused())
-                    : fmt::format("{} is no integer: {}.", shown_, refused()),
-               huge ? "a smaller number" : fmt::format("\"{}\": {:.0f}", leaf_of(path_), std::floor(node_.number)));
-    if (!huge && !(key_.low && std::floor(node_.number) < *key_.low)) {
+               whole ? fmt::format("{} does not fit an integer of 64 bits: {}.", shown_, happens)
+                     : fmt::format("{} is no integer: {}.", shown_, happens),
+               whole ? "a smaller number" : fmt::format("\"{}\": {:.0f}", leaf_of(path_), std::floor(node_.number)));
+    if (!whole && !(key_.low && std::floor(node_.number) < *key_.low)) {
       lint_.replace(finding, node_, fmt::format("{:.0f}", std::floor(node_.number)));
     }
   }
@@ -201,7 +232,8 @@ class ValueCheck {
     const bool converts = guarded_ && (integral ? coerced_integer(node_).has_value() : number.has_value());
     if (!number || !std::isfinite(*number)) return wrong_type();
     const bool usable = !integral || std::floor(*number) == *number;
-    const std::string plain = usable ? json_number(*number) : json_number(std::floor(*number));
+    const bool digits = node_.text.find_first_not_of("0123456789") == std::string::npos && !node_.text.starts_with('0');
+    const std::string plain = digits ? node_.text : json_number(usable ? *number : std::floor(*number));
     if (converts) {
       report_with("number-as-text-read", fmt::format("{} in quotes is converted.", shown_), plain);
     } else {
@@ -219,10 +251,7 @@ class ValueCheck {
     }
     if (node_.kind == Kind::text) return number_in_quotes(false);
     if (!node_.is_number()) return wrong_type();
-    if (!std::isfinite(node_.number)) {
-      report("out-of-range", fmt::format("{} is infinite: {}.", shown_, refused()), "a finite number");
-      return;
-    }
+    if (!std::isfinite(node_.number)) return;  // number-unreadable says it
     range(node_.number);
   }
 
