@@ -212,6 +212,8 @@ class Reader {
 
   void read_optimizer() {
     config_.optimizer = text("optimizer.type");
+    config_.torch_adam = config_.flat_adam() && flag("optimizer.params.torch_adam", false);
+    config_.torch_foreach = flag("optimizer.params.foreach", true) && !flag("optimizer.params.fused", false);
     for (const char* key : {"lr", "betas", "eps", "weight_decay"}) automatic("optimizer.params." + std::string(key));
     for (const char* key : {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"}) {
       automatic("scheduler.params." + std::string(key));

@@ -61,7 +61,9 @@ struct DeepSpeedConfig {
   std::int64_t aio_threads = 1;  // intra_op_parallelism
 
   std::optional<std::string> optimizer;  // type as written
-  bool flat_adam() const;                // Adam or AdamW of DeepSpeed's own, or none named
+  bool flat_adam() const;                // Adam or AdamW, or none named
+  bool torch_adam = false;               // optimizer.params: torch.optim's in place of DeepSpeed's own
+  bool torch_foreach = true;             // torch_adam works on all tensors at once: neither foreach: false nor fused
 
   /// Paths whose value is "auto" and that Hugging Face's Trainer or Accelerate fills in; their fields hold what follows
   /// from `hidden` where it does, else DeepSpeed's default.

@@ -62,6 +62,16 @@ void check_quantized(const DeepSpeedJob& job) {
   refuse(config.quantized_nontrainable, "zero_optimization.zero_quantized_nontrainable_weights", kNoRule);
 }
 
+/// torch.optim.AdamW of GPU tensors takes foreach by itself (torch 2.11, optim/adam.py). In 16 bits stage 0 puts
+/// another optimizer around it than around FusedAdam (FP16_UnfusedOptimizer).
+void check_torch_adam(const DeepSpeedConfig& config) {
+  constexpr std::string_view kKey = "optimizer.params.torch_adam";
+  refuse(config.optimizer_on_host(), kKey, "on the host its temporaries are not modelled");
+  refuse(config.stage == 0 && config.precision != DType::fp32, kKey,
+         "at stage 0 in 16 bits: its memory is not modelled");
+  refuse(!config.torch_foreach, kKey, "with foreach: false or fused: true: its memory is not modelled");
+}
+
 }  // namespace
 
 void check(const DeepSpeedJob& job) {
@@ -77,7 +87,8 @@ void check(const DeepSpeedJob& job) {
   refuse(config.autocast, "torch_autocast", kNoRule);
   refuse(config.master_16bit, "master_weights_and_grads", kNoRule);
   refuse(config.states_16bit, "bf16_optimizer_states", kNoRule);
-  refuse(!config.flat_adam(), "optimizer.type", "only Adam and AdamW of DeepSpeed's own are modelled");
+  refuse(!config.flat_adam(), "optimizer.type", "only Adam and AdamW are modelled");
+  if (config.torch_adam) check_torch_adam(config);
   refuse(config.stage == 0 && config.grad_accum.has_value() && *config.grad_accum != config.precision,
          "data_types.grad_accum_dtype", "DeepSpeed refuses a type other than the model's at stage 0");
   refuse(config.stage == 1 && config.precision == DType::fp16 && config.grad_accum == DType::fp32,

@@ -64,7 +64,11 @@ class Stage0 final : public FullGradients {
     if (type_ == DType::fp32) {
       agree(DType::fp32);
       make_moments();
-      adam(trainable_, false);
+      std::vector<std::int64_t> tensors;
+      for (std::size_t p = 0; p < num_parameters(); ++p) {
+        if (trainable(p)) tensors.push_back(elements(p));
+      }
+      adam(trainable_, false, tensors);
       drop_gradients();
       return;
     }

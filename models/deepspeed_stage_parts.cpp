@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/fsdp2_engine.h"  // passes of AdamW
+
 namespace zeroplan {
 
 std::int64_t ZeroLayout::owned(std::size_t parameter, std::int64_t elements_of, int rank) const {
@@ -91,16 +93,24 @@ void DeepSpeedStage::agree(DType type, Group group) {
   tape_.host_waits(Stream::compute);
 }
 
-void DeepSpeedStage::adam(std::int64_t count, bool on_host) {
-  // Reads master, gradient and two moments, writes all but the gradient: 28 bytes an element.
-  const auto traffic = Bytes(static_cast<double>(28 * count));
+void DeepSpeedStage::adam(std::int64_t count, bool on_host, std::span<const std::int64_t> tensors) {
+  const std::int64_t passes = job_.config.torch_adam ? kUnfusedAdamPasses : kFusedAdamPasses;
+  const auto traffic = Bytes(static_cast<double>(passes * fp32(count)));
   if (on_host) {
     tape_.host_waits(Stream::d2h);
     tape_.work(Stream::host, AdamStep{count, UpdateOn::host, traffic});
     tape_.host_waits(Stream::host);
-  } else {
-    tape_.work(Stream::compute, AdamStep{count, UpdateOn::device, traffic});
+    return;
   }
+  std::vector<TapeId> roots;
+  if (job_.config.torch_adam) {
+    if (tensors.empty()) tensors = {&count, 1};
+    for (const std::int64_t each : tensors) {
+      roots.push_back(tape_.alloc({fp32(each), Pool::compute, BufferRole::workspace, Owner::optimizer, -1}));
+    }
+  }
+  tape_.work(Stream::compute, AdamStep{count, UpdateOn::device, traffic});
+  drop(roots);
 }
 
 void DeepSpeedStage::offload_copy(Stream stream, bool up, std::int64_t size,

@@ -2,6 +2,7 @@
 // What the engines of DeepSpeed's stages share.
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "models/deepspeed_engine.h"
@@ -51,8 +52,10 @@ class DeepSpeedStage : public EngineHooks {
                   std::initializer_list<TapeOperand> operands = {});
   /// One number of all ranks of the group, which the host waits for.
   void agree(DType type, Group group = Group::all);
-  /// Adam over so many elements, on the GPU or by the host's cores.
-  void adam(std::int64_t count, bool on_host);
+  /// Adam over so many elements, on the GPU or by the host's cores. With torch_adam the square roots of all second
+  /// moments live meanwhile (torch 2.11, optim/adam.py, _multi_tensor_adam): one tensor of `count` elements, or
+  /// `tensors`.
+  void adam(std::int64_t count, bool on_host, std::span<const std::int64_t> tensors = {});
   /// The whole model as loaded: one buffer a parameter.
   std::vector<TapeId> load_model();
   void drop(std::vector<TapeId>& buffers);

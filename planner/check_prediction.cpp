@@ -39,7 +39,7 @@ struct Unmodelled {
   enum class Counts : std::uint8_t { present, on, above_one } when;
 };
 using Counts = Unmodelled::Counts;
-constexpr std::array<Unmodelled, 20> kUnmodelled{
+constexpr std::array<Unmodelled, 19> kUnmodelled{
     {{"tensor_parallel.autotp_size", Counts::above_one},
      {"pipeline", Counts::present},
      {"expert_parallel", Counts::present},
@@ -55,7 +55,6 @@ constexpr std::array<Unmodelled, 20> kUnmodelled{
      {"amp.enabled", Counts::on},
      {"sparse_gradients", Counts::on},
      {"elasticity.enabled", Counts::on},
-     {"optimizer.params.torch_adam", Counts::on},
      {"optimizer.params.amsgrad", Counts::on},
      {"zero_optimization.zero_quantized_nontrainable_weights", Counts::on},
      {"zero_optimization.leaf_module", Counts::present},
@@ -92,7 +91,7 @@ EngineTimeRun time_run(const DeepSpeedConfig& c, const EngineWorkload& w, const 
   run.max_reuse = c.max_reuse;
   run.persistence = c.param_persistence;
   if (c.mics()) run.shard_ranks = static_cast<int>(c.mics_ranks), run.hierarchical_gather = c.mics_hierarchical;
-  run.optimizer = OptimizerSoftware::deepspeed;
+  run.optimizer = c.torch_adam ? OptimizerSoftware::torch_foreach : OptimizerSoftware::deepspeed;
   if (c.optimizer_on_host()) run.offload_optimizer = OffloadedOptimizer::host;
   if (c.optimizer_on_nvme()) {
     run.offload_optimizer = OffloadedOptimizer::nvme;

@@ -158,10 +158,11 @@ int group_of_shards(const DeepSpeedJob& job) {
 }  // namespace
 
 EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                 const EngineEnvironment& environment) {
+                                 const EngineEnvironment& environment, int least_steps) {
   EngineRecording r;
   const int micro_steps = std::min(job.accumulation, kDifferentMicroSteps);
-  const EngineRun run{steps_until_steady(job), micro_steps, environment.cublas_workspace, tokens};
+  const EngineRun run{std::max(least_steps, steps_until_steady(job)), micro_steps, environment.cublas_workspace,
+                      tokens};
   record_run(*make_deepspeed_engine(step, job, r.tape), step, run, r.tape);
   r.accumulation = job.accumulation;
   r.ranks = job.ranks;
@@ -173,11 +174,11 @@ EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const
 }
 
 EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-                             const EngineEnvironment& environment) {
+                             const EngineEnvironment& environment, int least_steps) {
   constexpr int kSteadySteps = 3;  // states are made in the first step
   EngineRecording r;
   const int micro_steps = std::min(accumulation, kDifferentMicroSteps);
-  const EngineRun run{kSteadySteps, micro_steps, environment.cublas_workspace, tokens};
+  const EngineRun run{std::max(least_steps, kSteadySteps), micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_fsdp2_engine(step, options, r.tape), step, run, r.tape);
   r.accumulation = accumulation;
   r.ranks = options.ranks;
@@ -221,13 +222,13 @@ Bytes live_peak(const EngineTape& tape) {
 }
 
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                   const EngineEnvironment& environment) {
-  return predict(record_deepspeed(step, tokens, job, environment), environment);
+                                   const EngineEnvironment& environment, int least_steps) {
+  return predict(record_deepspeed(step, tokens, job, environment, least_steps), environment);
 }
 
 EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-                               const EngineEnvironment& environment) {
-  return predict(record_fsdp2(step, tokens, accumulation, options, environment), environment);
+                               const EngineEnvironment& environment, int least_steps) {
+  return predict(record_fsdp2(step, tokens, accumulation, options, environment, least_steps), environment);
 }
 
 }  // namespace zeroplan

@@ -76,10 +76,12 @@ struct EngineRecording {
 };
 /// Resident set of a process without what the engine offloads.
 Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment);
+/// `least_steps`: so many steps at least; with fewer it ends with the first steady one. Where the card is so full that
+/// the allocator gives memory back, no two steps need be the same.
 EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                 const EngineEnvironment& environment);
+                                 const EngineEnvironment& environment, int least_steps = 0);
 EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-                             const EngineEnvironment& environment);
+                             const EngineEnvironment& environment, int least_steps = 0);
 
 /// How many replays a prediction takes where it depends on how far the host runs ahead.
 enum class LeadDetail : std::uint8_t {
@@ -97,8 +99,8 @@ Bytes live_peak(const EngineTape& tape);
 
 /// Of job.rank: rank 0 by default; deepspeed_worst_rank() names the one that needs most.
 EnginePrediction predict_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                   const EngineEnvironment& environment);
+                                   const EngineEnvironment& environment, int least_steps = 0);
 EnginePrediction predict_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-                               const EngineEnvironment& environment);
+                               const EngineEnvironment& environment, int least_steps = 0);
 
 }  // namespace zeroplan

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
+#include "planner/row_config.h"
 #include "planner/row_values.h"
 #include "planner/validate_earlier.h"
 #include "planner/validate_memory.h"
@@ -236,6 +237,7 @@ void validate_rows(std::string_view text, const std::string& name, Validation& v
     ++validation.rows;
     try {
       check_row(row);
+      if (row.find("peaks") != nullptr && row.find("stage") != nullptr) row_deepspeed_config(row, row_text);
       add_measured_step(row, line, name, timed, steps, validation);
       RowPredictor::Answer answer = predictor.predict(row, row_text);
       for (Comparison& each : answer.comparisons) {

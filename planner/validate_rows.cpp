@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "models/config_text.h"
 #include "models/error.h"
 #include "models/model_spec.h"
 #include "planner/engine_prediction.h"
+#include "planner/row_config.h"
 #include "planner/row_values.h"
 #include "planner/validate_user_cases.h"
 
@@ -83,30 +83,9 @@ EagerOptions eager_options(const JsonValue& row) {
   return options;
 }
 
-/// The row's own text of an object's members, "" when it is not there.
-std::string members_text(const ConfigText& row, std::string_view key) {
-  const ConfigMember* member = row.find(key);
-  if (member == nullptr || !member->value.is_object() || member->value.members.empty()) return "";
-  const ConfigNode& node = member->value;
-  return ", " + row.text().substr(node.begin + 1, node.end - node.begin - 2);
-}
-
-/// The configuration that the measuring script gave DeepSpeed (tools/measure_deepspeed.py).
 DeepSpeedJob deepspeed_job(const JsonValue& row, std::string_view text) {
-  const ConfigText file = ConfigText::parse(std::string(text), "row");
-  const std::string precision = row_text(row, "prec", "bf16");
-  const JsonValue* clip = row.find("clip");
-  std::string config = fmt::format(
-      R"({{"train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {}, "gradient_clipping": {},
-          "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-5}}}}, "zero_optimization": {{"stage": {}{}}}{})",
-      row_integer(row, "mb", 1), row_integer(row, "gas", 1), clip == nullptr ? 1.0 : clip->as_real(0, 1e9),
-      row_integer(row, "stage", 0), members_text(file, "zero"), members_text(file, "extra"));
-  if (precision != "fp32") {
-    config += fmt::format(R"(, "{}": {{"enabled": true{}}})", precision, members_text(file, "prec_opts"));
-  }
-  config += "}";
   DeepSpeedJob job;
-  job.config = read_deepspeed_config(ConfigText::parse(config, "row"));
+  job.config = read_deepspeed_config(row_deepspeed_config(row, text));
   job.ranks = static_cast<int>(row.at("n").as_int(1, 1 << 20));
   job.accumulation = static_cast<int>(row_integer(row, "gas", 1));
   job.zero_init = row_flag(row, "zero_init", false);
@@ -157,6 +136,12 @@ AllocatorOptions allocator_of(const JsonValue& row, const EngineEnvironment& env
   return options;
 }
 
+/// Those that the row tells of.
+int measured_steps(const JsonValue& row) {
+  constexpr std::size_t kMost = 16;  // more would only take time
+  return static_cast<int>(std::min(row.at("peaks").items().size(), kMost));
+}
+
 class Comparisons {
  public:
   Comparisons(const JsonValue& row, std::string label, RowGroup group)
@@ -189,7 +174,9 @@ void compare_steady(Comparisons& list, const JsonValue& row, const EnginePredict
   list.add(Measured::allocated_step, steady.step, last.find("step"));
   list.add(Measured::reserved, prediction.reserved, last.find("reserved"));
   if (stage_3 && last.find("reserved") != nullptr) list.interval(prediction.reserved_low, prediction.reserved_high);
-  list.add(Measured::device_used, prediction.device_used, row.find("device_used_gib"));
+  // Read when the run has ended: what the allocator still has, not its peak.
+  list.add(Measured::device_used, prediction.device_used - prediction.reserved + steady.reserved_after,
+           row.find("device_used_gib"));
 }
 
 /// On the card with `margin` of it left free: what needs more is played again within that, as the allocator may give
@@ -301,7 +288,9 @@ RowPredictor::Answer RowPredictor::deepspeed(const JsonValue& row, std::string_v
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
   environment.cost = cost_of(row, options.type);
-  const auto predict = [&](const EngineEnvironment& e) { return predict_deepspeed(step, options.tokens, job, e); };
+  const auto predict = [&](const EngineEnvironment& e) {
+    return predict_deepspeed(step, options.tokens, job, e, measured_steps(row));
+  };
   const EnginePrediction prediction = predict(environment);
   Answer answer;
   answer.row = describe(row);
@@ -327,7 +316,8 @@ RowPredictor::Answer RowPredictor::fsdp2(const JsonValue& row) {
   EngineEnvironment environment;
   environment.allocator = allocator_of(row, environment);
   const auto predict = [&](const EngineEnvironment& e) {
-    return predict_fsdp2(step, options.tokens, static_cast<int>(row_integer(row, "gas", 1)), engine, e);
+    return predict_fsdp2(step, options.tokens, static_cast<int>(row_integer(row, "gas", 1)), engine, e,
+                         measured_steps(row));
   };
   const EnginePrediction prediction = predict(environment);
   Answer answer;

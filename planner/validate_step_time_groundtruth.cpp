@@ -13,7 +13,7 @@ namespace zeroplan {
 namespace {
 
 constexpr std::int64_t kManyTokens = 4096;  // above, kernels decide; below, the host does (step-time.md section 6)
-constexpr std::int64_t kFewTokens = 512;  // of a micro-step: only the host decides
+constexpr std::int64_t kFewTokens = 512;    // of a micro-step: only the host decides
 
 /// Sum over forward, backward and update of the median of all steps but the first.
 Seconds median_step(const JsonValue& phases) {
@@ -69,6 +69,9 @@ void set_deepspeed(const JsonValue& row, EngineTimeRun& run) {
   }
   const JsonValue* extra = row.find("extra");
   const JsonValue* types = extra == nullptr ? nullptr : extra->find("data_types");
+  const JsonValue* optimizer = extra == nullptr ? nullptr : extra->find("optimizer");
+  const JsonValue* params = optimizer == nullptr ? nullptr : optimizer->find("params");
+  if (params != nullptr && row_flag(*params, "torch_adam", false)) run.optimizer = OptimizerSoftware::torch_foreach;
   run.fp32_gradients = types != nullptr && row_text(*types, "grad_accum_dtype", "") == "fp32";
 }
 

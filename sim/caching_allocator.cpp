@@ -106,12 +106,11 @@ CachingAllocator::Block CachingAllocator::take_segment(const Request& request) {
   if (size > options_.capacity - stats_.reserved) return kNone;
   const Block block = new_node();
   Node& node = nodes_[static_cast<std::size_t>(block)];
-  node.address = next_address_;
+  node.address = addresses_.take(size);
   node.size = size;
   node.segment = next_segment_++;
   node.stream = request.stream;
   node.small = request.small;
-  next_address_ += size;
   stats_.reserved += size;
   ++stats_.num_segments;
   stats_.peak_reserved = std::max(stats_.peak_reserved, stats_.reserved);
@@ -284,7 +283,9 @@ void CachingAllocator::empty_cache() {
 
 void CachingAllocator::release_segment(Block block) {
   erase(block);
-  stats_.reserved -= nodes_[static_cast<std::size_t>(block)].size;
+  const Node& node = nodes_[static_cast<std::size_t>(block)];
+  addresses_.give_back(node.address, node.size);
+  stats_.reserved -= node.size;
   --stats_.num_segments;
   retire(block);
 }

@@ -3,7 +3,8 @@
 // and frees of a run in host order it gives allocated, active and reserved as torch.cuda reports them, and says
 // whether a card of a given size holds the run. Blocks are counted, not tensors. Rules:
 //  - a request is rounded up to 512 B (or to a fraction of a power of two); up to 1 MiB comes from the small pool;
-//  - free blocks of one stream are taken best fit, lowest address first; other streams' blocks never;
+//  - free blocks of one stream are taken best fit, lowest address first (sim/address_space.h says where segments lie);
+//    other streams' blocks never;
 //  - small blocks split down to 512 B, large ones only when more than 1 MiB would be left;
 //  - a new segment is 2 MiB (small), 20 MiB (requests below 10 MiB) or the request rounded up to 2 MiB.
 // Not modelled: CUDA graphs' private pools, the cudaMallocAsync backend.
@@ -17,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "sim/address_space.h"
 #include "sim/free_blocks.h"
 
 namespace zeroplan {
@@ -162,7 +164,7 @@ class CachingAllocator {
   std::vector<std::int32_t> unused_uses_;
   std::unordered_map<int, std::vector<Waiting>> waiting_;  // by stream, as freed
   std::int64_t freed_ = 0;
-  std::int64_t next_address_ = 0;
+  AddressSpace addresses_;
   std::int64_t next_segment_ = 0;
 };
 

@@ -19,14 +19,13 @@ constexpr std::int64_t kAddressSpace = std::int64_t{1} << 42;
 CachingAllocator::Block CachingAllocator::reserve_address_space(const Request& request) {
   const Block block = new_node();
   Node& node = nodes_[static_cast<std::size_t>(block)];
-  node.address = next_address_;
+  node.address = addresses_.take(kAddressSpace);
   node.size = kAddressSpace;
   node.segment = next_segment_++;
   node.stream = request.stream;
   node.small = request.small;
   node.expandable = true;
   node.state = State::unmapped;
-  next_address_ += kAddressSpace;
   ++stats_.num_segments;
   insert(block);
   return block;

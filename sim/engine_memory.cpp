@@ -219,6 +219,7 @@ class Replay {
       case Mark::step_end:
         step_.after = bytes(allocator_.stats().allocated);
         step_.reserved = bytes(allocator_.stats().peak_reserved);
+        step_.reserved_after = bytes(allocator_.stats().reserved);
         memory_.steps.push_back(step_);
         break;
     }

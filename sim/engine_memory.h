@@ -20,7 +20,10 @@ enum class PeakCounting : std::uint8_t { each_phase, since_step };
 struct StepMemory {
   Bytes forward, backward, step;  // peaks of allocated
   Bytes after;                    // allocated at the end
-  Bytes reserved;                 // what torch.cuda.max_memory_reserved() says at the end
+  /// What torch.cuda.max_memory_reserved() says at the end: since the peaks were reset (PeakCounting). A card that is
+  /// nearly full may have given much back before.
+  Bytes reserved;
+  Bytes reserved_after;  // torch.cuda.memory_reserved() at the end
 };
 
 struct RunMemory {

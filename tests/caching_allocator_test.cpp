@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
 #include <random>
 #include <set>
 #include <utility>
@@ -49,8 +50,9 @@ class NaiveAllocator {
       const std::int64_t segment = small               ? 2 * kMiB1
                                    : size < 10 * kMiB1 ? 20 * kMiB1
                                                        : (size + 2 * kMiB1 - 1) / (2 * kMiB1) * (2 * kMiB1);
-      best = pieces_.insert(pieces_.end(), {segments_++, reserved, segment, stream, small, false});
       reserved += segment;
+      best =
+          pieces_.insert(pieces_.begin(), {segments_++, AddressSpace::kTop - reserved, segment, stream, small, false});
     }
     const std::int64_t rest = best->size - size;
     if (small ? rest >= 512 : rest > kMiB1) {
@@ -166,8 +168,7 @@ TEST_CASE("Blocks of another stream are never taken") {
 TEST_CASE("The best fit is taken, the lowest address among equals") {
   CachingAllocator allocator;
   const Block a = take(allocator, 64 * kMiB1), b = take(allocator, 32 * kMiB1), c = take(allocator, 32 * kMiB1);
-  const auto address = [&](std::size_t i) { return allocator.blocks()[i].address; };
-  const std::int64_t at_b = address(1);
+  const std::int64_t at_c = allocator.blocks().front().address;  // segments come from the top down
   allocator.free(c);
   allocator.free(a);
   allocator.free(b);
@@ -175,7 +176,60 @@ TEST_CASE("The best fit is taken, the lowest address among equals") {
   const auto blocks = allocator.blocks();
   const auto used = std::find_if(blocks.begin(), blocks.end(), [](const auto& block) { return block.handed_out; });
   REQUIRE(used != blocks.end());
-  CHECK(used->address == at_b);
+  CHECK(used->address == at_c);
+}
+
+TEST_CASE("Addresses come from the top of the highest gap that is wide enough") {
+  AddressSpace space;
+  const std::int64_t a = space.take(30), b = space.take(20), c = space.take(10);
+  CHECK(a == AddressSpace::kTop - 30);
+  CHECK(b == a - 20);
+  CHECK(c == b - 10);
+  space.give_back(b, 20);
+  CHECK(space.take(21) == c - 21);
+  CHECK(space.take(15) == b + 5);
+  CHECK(space.take(5) == b);
+  CHECK_THROWS_AS(space.take(AddressSpace::kTop), std::logic_error);
+}
+
+TEST_CASE("Addresses that are taken never overlap, and what is given back is whole again") {
+  for (const unsigned seed : {1u, 2u, 3u}) {
+    std::mt19937 random(seed);
+    AddressSpace space;
+    std::map<std::int64_t, std::int64_t> taken;  // size by address
+    for (int i = 0; i < 3000; ++i) {
+      if (taken.empty() || random() % 100 < 55) {
+        const std::int64_t size = 1 + static_cast<std::int64_t>(random() % 50);
+        const std::int64_t address = space.take(size);
+        const auto above = taken.lower_bound(address);
+        REQUIRE((above == taken.end() ? AddressSpace::kTop : above->first) >= address + size);
+        if (above != taken.begin()) REQUIRE(std::prev(above)->first + std::prev(above)->second <= address);
+        taken[address] = size;
+      } else {
+        const auto at = std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
+        space.give_back(at->first, at->second);
+        taken.erase(at);
+      }
+    }
+    for (const auto& [address, size] : taken) space.give_back(address, size);
+    REQUIRE(space.take(AddressSpace::kTop) == 0);
+  }
+}
+
+// Where segments lie decides which of two equal free blocks is taken, and so which segments are whole when the card is
+// full: of two freed neighbours in time the younger one is used again, the older one can be given back.
+TEST_CASE("A full card gives back the older of two equal segments") {
+  AllocatorOptions options;
+  options.capacity = 100 * kMiB1;
+  CachingAllocator allocator(options);
+  const Block older = take(allocator, 30 * kMiB1), younger = take(allocator, 30 * kMiB1);
+  allocator.free(older);
+  allocator.free(younger);
+  take(allocator, 20 * kMiB1);  // a part of the younger one
+  take(allocator, 60 * kMiB1);
+  const auto blocks = allocator.blocks();
+  CHECK(std::ranges::count(blocks, 0, &CachingAllocator::BlockView::segment) == 0);
+  CHECK(std::ranges::count(blocks, 1, &CachingAllocator::BlockView::segment) == 2);
 }
 
 TEST_CASE("Random runs agree with the naive allocator, block by block") {
