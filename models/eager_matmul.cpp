@@ -6,7 +6,12 @@
 namespace zeroplan::eager {
 namespace {
 
-void gemm_kernel(const Tensor& out, std::int64_t inner) {
+/// addmm goes through cuBLASLt where the right operand is a matrix proper (aten/src/ATen/native/cuda/Blas.cpp).
+EagerEventKind kind_of_product(const Tensor& out, std::int64_t inner, bool adds_bias) {
+  return adds_bias && inner > 1 && out.size(-1) > 1 ? EagerEventKind::biased : EagerEventKind::kernel;
+}
+
+void gemm_kernel(const Tensor& out, std::int64_t inner, bool adds_bias = false) {
   Compute work;
   work.pass = out.tape().pass();
   Gemm gemm;
@@ -16,16 +21,16 @@ void gemm_kernel(const Tensor& out, std::int64_t inner) {
   gemm.k = inner;
   gemm.type = kernel_type(out.type());
   work.kernel = gemm;
-  out.tape().kernel(work);
+  out.tape().kernel(work, kind_of_product(out, inner, adds_bias));
 }
 
 /// [sizes[1], sizes[0]] stored row by row: the transpose of a contiguous matrix.
 bool is_transposed(const Tensor& matrix) { return matrix.strides()[0] == 1 && matrix.strides()[1] == matrix.size(0); }
 
-Tensor product(const Tensor& a, const Tensor& b, bool transposed) {
+Tensor product(const Tensor& a, const Tensor& b, bool transposed, bool adds_bias = false) {
   const Dims sizes = {a.size(0), b.size(1)};
   Tensor out = a.tape().allocate(sizes, transposed ? Dims{1, a.size(0)} : contiguous_strides(sizes), a.type());
-  gemm_kernel(out, a.size(1));
+  gemm_kernel(out, a.size(1), adds_bias);
   return out;
 }
 
@@ -128,7 +133,7 @@ Tensor mm(Tensor a, Tensor b) {
 Tensor addmm(Tensor bias, Tensor a, Tensor b) {
   const Ref<Node> node = a.tape().make_node(backward_matrix, {&bias, &a, &b});
   save_operands(node, a, b, 1, true);
-  Tensor out = product(a, b, false);
+  Tensor out = product(a, b, false, true);
   bias.drop();
   return finish(a, b, std::move(out), node);
 }
@@ -216,7 +221,7 @@ Tensor zero3_linear(Tensor x, Tensor weight, Tensor bias) {
   {
     const NoGrad no_grad(tape);
     const Tensor rows = fold(x);
-    out = view(product(rows, transpose(weight, 0, 1), false), sizes);
+    out = view(product(rows, transpose(weight, 0, 1), false, bias && x.dims() == 2), sizes);
     if (bias && x.dims() > 2) tape.pointwise_kernel(2 * out.bytes());
   }
   for (const Tensor* tensor : {&x, &weight, &bias}) {

@@ -69,8 +69,8 @@ Tensor layer_norm(Tensor x, Tensor weight, Tensor bias) {
   Dims rows = x.sizes();
   rows[-1] = 1;
   Tensor out = tape.allocate(x.sizes(), x.type());
-  Tensor center = tape.allocate(rows, x.type());
-  Tensor deviation = tape.allocate(rows, x.type());
+  Tensor center = tape.allocate(rows, tape.statistic_type(x.type()));
+  Tensor deviation = tape.allocate(rows, tape.statistic_type(x.type()));
   tape.pointwise_kernel(2 * out.bytes());
   if (node) {
     tape.save(*node, center);

@@ -136,6 +136,7 @@ EagerStep eager_step(const ModelSpec& model, const EagerOptions& options) {
     if (options.keeps_operators) tape.keep_operators();
     if (options.offloads_checkpoints) tape.offload_checkpoints();
     if (options.zero3) tape.run_under_zero3();
+    if (options.cpu_statistics) tape.keep_statistics_narrow();
     const bool adapts = options.lora_rank > 0;
     if (adapts) {  // peft's two wrappers
       context.module("", "PeftModelForCausalLM");
@@ -197,6 +198,7 @@ EagerPeaks eager_peaks(const EagerStep& step) {
         peaks.backward = Bytes(static_cast<double>(peak));
         break;
       case EagerEventKind::kernel:
+      case EagerEventKind::biased:
       case EagerEventKind::forward_pre:
       case EagerEventKind::forward_post:
       case EagerEventKind::backward_pre:

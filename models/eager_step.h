@@ -42,6 +42,9 @@ struct EagerOptions {
   /// (runtime/zero/linear.py).
   bool zero3 = false;
   bool keeps_output = false;  // the caller holds the model's output (the logits) until backward has ended
+  /// As PyTorch's CPU kernels have it, on which the rows of data/activations were recorded: LayerNorm's statistics in
+  /// the input's type. Those of CUDA are fp32 (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+  bool cpu_statistics = false;
 };
 
 struct EagerParameter {
@@ -63,6 +66,7 @@ enum class EagerEventKind : std::uint8_t {
   alloc,        // storage `id` of `bytes` is born
   free,         // storage `id` dies
   kernel,       // work runs: `id` indexes EagerStep::works
+  biased,       // the same, of a product that adds its bias itself (addmm): cuBLASLt runs it
   gradient,     // the gradient of parameter `id` is complete, in storage `storage`; the engine owns it from here:
                 // no free event for that storage follows
   forward_pre,  // module `id`

@@ -255,12 +255,12 @@ void Tape::forward_end() { add_event(EagerEventKind::forward_end, 0); }
 
 // --- kernels --------------------------------------------------------------------------------------
 
-void Tape::kernel(const Compute& work) {
+void Tape::kernel(const Compute& work, EagerEventKind kind) {
   const std::uint64_t hash = mix(std::visit([](const auto& kernel) { return hash_of(kernel); }, work.kernel),
                                  static_cast<std::int64_t>(work.pass));
   const auto [found, is_new] = works_.try_emplace(hash, static_cast<std::int32_t>(step_.works.size()));
   if (is_new) step_.works.push_back(work);
-  add_event(EagerEventKind::kernel, found->second);
+  add_event(kind, found->second);
 }
 
 void Tape::pointwise_kernel(std::int64_t traffic) {

@@ -162,6 +162,9 @@ class Tape {
   /// DeepSpeed's stage 3 runs the step.
   void run_under_zero3() { zero3_ = true; }
   bool under_zero3() const { return zero3_; }
+  /// Kernels of the CPU (EagerOptions::cpu_statistics).
+  void keep_statistics_narrow() { narrow_statistics_ = true; }
+  Element statistic_type(Element input) const { return narrow_statistics_ ? input : promote(input, Element::fp32); }
 
   /// torch.utils.checkpoint of `function`, as the options say.
   Tensors checkpoint(std::function<Tensors(const Tensors&)> function, Tensors inputs, std::size_t positional,
@@ -170,7 +173,7 @@ class Tape {
   /// Runs a region's function with gradients enabled, as part of backward.
   Tensors rerun(CheckpointFrame& frame, const Tensors& inputs);
 
-  void kernel(const Compute& work);
+  void kernel(const Compute& work, EagerEventKind kind = EagerEventKind::kernel);
   void pointwise_kernel(std::int64_t traffic);
   Pass pass() const { return pass_; }
 
@@ -207,6 +210,7 @@ class Tape {
   SavedHooks hooks_ = SavedHooks::none;
   bool keeps_operators_ = false, offloads_checkpoints_ = false;
   bool zero3_ = false;
+  bool narrow_statistics_ = false;
   std::int32_t next_hold_ = 0;
   CheckpointFrame* frame_ = nullptr;
   std::vector<Tensor> parameters_;

@@ -1,6 +1,7 @@
 #include "models/engine_walk.h"
 
 #include <algorithm>
+#include <array>
 #include <variant>
 #include <vector>
 
@@ -44,6 +45,9 @@ class Walk {
         tape_.free(storages_[index(event.id)]);
         storages_[index(event.id)] = kNoBuffer;
         return;
+      case EagerEventKind::biased:
+        take_lt_workspace();
+        [[fallthrough]];
       case EagerEventKind::kernel:
         if (std::holds_alternative<Gemm>(step_.works[index(event.id)].kernel)) take_workspace();
         tape_.run(Stream::compute, work_of(index(event.id)));
@@ -99,6 +103,12 @@ class Walk {
     tape_.alloc({run_.cublas_workspace, Pool::compute, BufferRole::workspace, Owner::buffers, -1});
     ++workspaces_;
   }
+  void take_lt_workspace() {
+    bool& taken = lt_workspaces_[in_backward() ? 1 : 0];
+    if (taken || run_.cublas_workspace == 0) return;
+    taken = true;
+    tape_.alloc({run_.cublaslt_workspace, Pool::compute, BufferRole::workspace, Owner::buffers, -1});
+  }
   bool in_backward() const { return tape_.phase() == Phase::backward; }
   static std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -110,6 +120,7 @@ class Walk {
   std::vector<TapeId> storages_;
   std::vector<std::uint32_t> works_;  // of the tape, by the step's
   int workspaces_ = 0;
+  std::array<bool, 2> lt_workspaces_{};  // of forward's thread, of autograd's
 };
 
 }  // namespace

@@ -14,9 +14,13 @@ struct EngineRun {
   int steps = 4;         // recorded; the last one is the steady step
   int accumulation = 1;  // micro-steps a step
   /// cuBLAS's workspace a handle: 32 MiB from compute capability 9.0, 8.125 MiB before (pytorch-allocator.md section
-  /// 6). One is taken by the first forward GEMM, one by the first of backward, which runs on autograd's thread.
+  /// 6). One is taken by the first forward GEMM, one by the first of backward, which runs on autograd's thread. 0: no
+  /// cuBLAS at all.
   std::int64_t cublas_workspace = 32 << 20;
   TokenShape tokens;  // of a micro-step: the token ids stay on the GPU
+  /// cuBLASLt's, taken likewise by the first product that adds its bias (ATen/cuda/CublasHandlePool.cpp: 1024 KiB; in
+  /// backward only recomputing has one).
+  std::int64_t cublaslt_workspace = 1 << 20;
 };
 
 /// Where a run stands.

@@ -242,10 +242,10 @@ const CostModel* RowPredictor::cost_of(const JsonValue& row, DType type) {
 const EagerStep& RowPredictor::step_of(const JsonValue& row, bool measured, const EagerOptions& options) {
   const std::string& model = row.at("model").as_string();
   const JsonValue* changes = measured ? row.find("override") : nullptr;
-  std::string key =
-      fmt::format("{} {} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch, options.tokens.seq_len,
-                  options.checkpointing, options.reentrant, static_cast<int>(options.attention),
-                  to_string(options.type), options.lora_rank, options.keeps_output, options.zero3);
+  std::string key = fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", model, measured, options.tokens.batch,
+                                options.tokens.seq_len, options.checkpointing, options.reentrant,
+                                static_cast<int>(options.attention), to_string(options.type), options.lora_rank,
+                                options.keeps_output, options.zero3, options.cpu_statistics);
   if (changes != nullptr) {
     for (const auto& [name, value] : changes->members()) key += fmt::format(" {} {}", name, value.short_form());
   }
@@ -257,7 +257,9 @@ const EagerStep& RowPredictor::step_of(const JsonValue& row, bool measured, cons
 }
 
 std::vector<Comparison> RowPredictor::activations(const JsonValue& row) {
-  const EagerStep& step = step_of(row, false, eager_options(row));
+  EagerOptions options = eager_options(row);
+  options.cpu_statistics = true;  // recorded on the CPU
+  const EagerStep& step = step_of(row, false, options);
   check_parameters(row, step, true);
   const EagerPeaks peaks = eager_peaks(step);
   std::vector<Comparison> list;

@@ -183,6 +183,60 @@ TEST_CASE("fp32 accumulation at stage 2 replaces the owned gradients and their c
   CHECK(static_cast<double>(run.steps.back().after) == Approx(2 * parameters + 12 * share).epsilon(0.001));
 }
 
+// torch 2.11, optim/adam.py: foreach's square roots. Measured: groundtruth/deepspeed_h200_unseen.jsonl, rows 28 and 29.
+TEST_CASE("torch_adam holds the square roots of the second moments in the update") {
+  EagerOptions options;
+  options.tokens = {1, 16};
+  const EagerStep step = eager_step(find_model("pythia-160m"), options);
+  const auto step_peak = [&](int stage, bool torch_adam) {
+    DeepSpeedJob job = job_of(stage, 4);
+    job.config.torch_adam = torch_adam;
+    EngineTape tape;
+    record_run(*make_deepspeed_engine(step, job, tape), step, {3, 1, 0, options.tokens}, tape);
+    std::int64_t now = 0, peak = 0;
+    for (const TapeOp& op : tape.ops()) {
+      if (op.kind == TapeKind::mark && op.mark == Mark::backward_end) peak = now;
+      if (op.kind != TapeKind::alloc && op.kind != TapeKind::free) continue;
+      const std::int64_t size = tape.buffer(static_cast<TapeId>(op.id)).bytes;
+      now += op.kind == TapeKind::alloc ? size : -size;
+      peak = std::max(peak, now);
+    }
+    return peak;
+  };
+  std::int64_t share = 0;
+  for (const EagerParameter& parameter : step.parameters) share += (parameter.elements + 3) / 4;
+  // Stage 3's gradients are 2 + 4 bytes an element before the update, 4 in it: the roots are half above that.
+  CHECK(step_peak(3, true) - step_peak(3, false) == 2 * share);
+  CHECK(step_peak(1, true) >= step_peak(1, false));
+  DeepSpeedJob job = job_of(3, 4);
+  job.config.torch_adam = true;
+  job.config.torch_foreach = false;
+  CHECK_THROWS_AS(check(job), InputError);
+  job = job_of(2, 4);
+  job.config.torch_adam = true;
+  job.config.offload_optimizer.device = OffloadDevice::cpu;
+  CHECK_THROWS_AS(check(job), InputError);
+}
+
+// Measured: 1 MiB more after the step where products add biases, 2 with checkpointing (groundtruth, Qwen, GPT-2, OPT,
+// Pythia), none for Llama.
+TEST_CASE("cuBLASLt has a workspace in forward, and in backward where biased products are recomputed") {
+  const auto workspaces = [](const char* model, bool checkpointing) {
+    EagerOptions options;
+    options.tokens = {1, 16};
+    options.checkpointing = checkpointing;
+    const EagerStep step = eager_step(find_model(model), options);
+    EngineTape tape;
+    record_run(*make_deepspeed_engine(step, job_of(2, 4), tape), step, {3, 1, 32 << 20, options.tokens}, tape);
+    return std::ranges::count_if(tape.buffers(), [](const TapeBuffer& buffer) {
+      return buffer.role == BufferRole::workspace && buffer.bytes == 1 << 20;
+    });
+  };
+  CHECK(workspaces("pythia-160m", false) == 1);
+  CHECK(workspaces("pythia-160m", true) == 2);
+  CHECK(workspaces("smollm2-135m", true) == 0);
+}
+
 // Expected: DeepSpeed 0.19.8 itself on CPU tensors under a fake process group (torch 2.11, transformers 5.17,
 // 2026-11-30), bytes alive after each backward of the first step above those after initialize, less 32 of scalars. The
 // reference replay keeps the sums of stage 1 until the step, and each micro-step's gradients of stage 2.

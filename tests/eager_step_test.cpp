@@ -44,6 +44,7 @@ zp::ModelSpec small_model(const std::string& name) {
 zp::EagerOptions small_options() {
   zp::EagerOptions options;
   options.tokens = {2, 64};
+  options.cpu_statistics = true;  // as the steps were recorded
   return options;
 }
 
@@ -82,6 +83,7 @@ std::string event_line(const zp::EagerEvent& event) {
     case zp::EagerEventKind::backward_end:
       return "bwd";
     case zp::EagerEventKind::kernel:
+    case zp::EagerEventKind::biased:
     case zp::EagerEventKind::hold:
     case zp::EagerEventKind::let_go:
       break;
@@ -162,6 +164,7 @@ TEST_CASE("Saved bytes and peaks of every measured row are exact") {
     zp::EagerOptions options;
     options.tokens = {row.at("mb").get<std::int64_t>(), row.at("seq").get<std::int64_t>()};
     options.checkpointing = row.at("ac") == 1;
+    options.cpu_statistics = true;
     options.attention = row.at("attn") == "eager" ? zp::EagerAttention::eager : zp::EagerAttention::sdpa;
     const auto name = row.at("model").get<std::string>();
     INFO(fmt::format("{} {}x{} ac {} {}", name, options.tokens.batch, options.tokens.seq_len, row.at("ac").dump(),
@@ -264,6 +267,37 @@ TEST_CASE("Parameters of the full models are those that the catalog counts") {
     for (const zp::EagerParameter& parameter : zp::eager_step(model, options).parameters) total += parameter.elements;
     CHECK(total == model.parameters());
   }
+}
+
+TEST_CASE("LayerNorm's statistics are fp32 on CUDA: 4 bytes a token and norm more than the recorded ones") {
+  zp::EagerOptions options = small_options();
+  options.tokens = {2, 512};
+  const double tokens = 2 * 512;
+  const auto saved = [&](const zp::ModelSpec& model, bool cpu) {
+    options.cpu_statistics = cpu;
+    return zp::eager_peaks(zp::eager_step(model, options)).saved.base();
+  };
+  const zp::ModelSpec gpt2 = zp::find_model("gpt2");
+  const double norms = 2.0 * static_cast<double>(gpt2.num_layers) + 1;  // two a block and the last one
+  CHECK(saved(gpt2, false) - saved(gpt2, true) == norms * 2 * (4 - 2) * tokens);
+  const zp::ModelSpec llama = small_model("llama");  // RMSNorm is written out in operations
+  CHECK(saved(llama, false) == saved(llama, true));
+  options.type = zp::DType::fp32;
+  CHECK(saved(gpt2, false) == saved(gpt2, true));
+}
+
+TEST_CASE("Products that add their bias are told from others") {
+  const auto biased = [](const zp::ModelSpec& model, bool zero3) {
+    zp::EagerOptions options = small_options();
+    options.zero3 = zero3;
+    return std::ranges::count(zp::eager_step(model, options).events, zp::EagerEventKind::biased, &zp::EagerEvent::kind);
+  };
+  const zp::ModelSpec qwen = zp::find_model("qwen2.5-0.5b");
+  CHECK(biased(qwen, false) == 3 * qwen.num_layers);  // query, key and value
+  CHECK(biased(qwen, true) == 0);                     // DeepSpeed's own linear adds it afterwards
+  CHECK(biased(small_model("llama"), false) == 0);
+  const zp::ModelSpec gpt2 = zp::find_model("gpt2");
+  CHECK(biased(gpt2, true) == 4 * gpt2.num_layers);  // Conv1D calls addmm itself
 }
 
 TEST_CASE("What has no eager graph is refused by name") {

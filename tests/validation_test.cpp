@@ -87,6 +87,116 @@ TEST_CASE("Allocated memory of every measured FSDP2 run is predicted to 0.04 per
   CHECK(table_of(validation, Measured::host).largest_error <= 0.03);
 }
 
+// Measured after the predictions were final (docs/measurements/h200/deepspeed_unseen.md); what was mended since, and
+// the figures before, stand in docs/accuracy.md.
+TEST_CASE("Memory of runs that were measured after their prediction is within the bounds of the others") {
+  const Validation deepspeed = validated("deepspeed_h200_unseen.jsonl");
+  CHECK(deepspeed.rows == 63);
+  CHECK(deepspeed.unpredicted.empty());
+  check_allocated(deepspeed, 61);
+  CHECK(table_of(deepspeed, Measured::init_peak).largest_error <= 0.001);
+  CHECK(table_of(deepspeed, Measured::reserved, RowGroup::stages_0_to_2).mean_error <= 0.001);
+  CHECK(table_of(deepspeed, Measured::reserved, RowGroup::stage_3).mean_error <= 0.008);
+  CHECK(table_of(deepspeed, Measured::reserved, RowGroup::stage_3).inside >= 16);
+  CHECK(table_of(deepspeed, Measured::device_used).mean_error <= 0.003);
+  CHECK(table_of(deepspeed, Measured::host).largest_error <= 0.03);
+  const Validation fsdp2 = validated("fsdp2_h200_unseen.jsonl");
+  CHECK(fsdp2.rows == 26);
+  CHECK(fsdp2.unpredicted.empty());
+  check_allocated(fsdp2, 25);
+  CHECK(table_of(fsdp2, Measured::reserved).mean_error <= 0.001);
+  CHECK(table_of(fsdp2, Measured::reserved).largest_error <= 0.01);
+  for (const char* name : {"deepspeed_h200_random.jsonl", "fsdp2_h200_random.jsonl"}) {
+    const Validation random = validated(name);
+    CHECK(random.unpredicted.empty());
+    CHECK(random.verdict_errors() == 0);
+    check_allocated(random, random.rows);
+    CHECK(table_of(random, Measured::reserved).mean_error <= 0.003);
+  }
+}
+
+/// GiB of "Tried to allocate 324.00 MiB" and the like.
+double requested_gib(const std::string& message) {
+  const std::size_t at = message.find("ried to allocate ");
+  REQUIRE(at != std::string::npos);
+  std::istringstream words(message.substr(at + std::string_view("ried to allocate ").size()));
+  double amount = 0;
+  std::string unit;
+  words >> amount >> unit;
+  return unit.starts_with("MiB") ? amount / 1024 : amount;
+}
+
+// Seven pairs at the edge of an H200: the largest micro-batch that fits, and a larger one that does not.
+TEST_CASE("At the edge of the card every run is called right without a margin, and fails where it did") {
+  int fitted = 0, failed = 0;
+  for (const auto& [name, first] : {std::pair("deepspeed_h200_unseen.jsonl", 56), {"fsdp2_h200_unseen.jsonl", 21}}) {
+    std::istringstream lines(text_of(name));
+    std::string line;
+    for (int number = 1; std::getline(lines, line); ++number) {
+      if (number < first) continue;
+      CAPTURE(name, number);
+      Validation validation;
+      validate_rows(line + "\n", "row", validation, 0.0);
+      REQUIRE(validation.verdicts.size() == 1);
+      const Verdict& verdict = validation.verdicts.front();
+      CHECK_FALSE(verdict.wrong());
+      const auto row = nlohmann::json::parse(line);
+      ++(verdict.measured_fits ? fitted : failed);
+      if (verdict.measured_fits) continue;
+      // `peaks` has the whole steps before.
+      CHECK(verdict.why.starts_with("step " + std::to_string(row["peaks"].size() + 1) + " "));
+      CHECK(requested_gib(verdict.why) == Approx(requested_gib(row["oom"].get<std::string>())).margin(0.011));
+    }
+  }
+  CHECK(fitted == 7);
+  CHECK(failed == 7);
+}
+
+TEST_CASE("Reserved memory of nearly full cards is exact where no stream runs ahead") {
+  const auto error = [](const std::string& name, int number) {
+    std::istringstream lines(text_of(name));
+    std::string line;
+    for (int i = 0; i < number; ++i) std::getline(lines, line);
+    Validation validation;
+    validate_rows(line + "\n", "row", validation, 0.0);
+    return std::abs(table_of(validation, Measured::reserved).worst.error());
+  };
+  // The allocator gave memory back in rows 58, 59 and 24; segments of one size were told apart in 23.
+  for (const int row : {58, 59}) CHECK(error("deepspeed_h200_unseen.jsonl", row) <= 2e-5);
+  for (const int row : {23, 24, 25}) CHECK(error("fsdp2_h200_unseen.jsonl", row) <= 2e-5);
+}
+
+TEST_CASE("A row's extra configuration is read, or named") {
+  const std::string head =
+      R"({"model": "tinyllama-1.1b", "n": 8, "seq": 128, "mb": 1, "stage": 1, "peaks": [{"fwd": 1, "step": 1}], )";
+  const auto validated_row = [&](const std::string& extra) {
+    Validation validation;
+    validate_rows(head + "\"extra\": " + extra + "}\n", "rows", validation);
+    return validation;
+  };
+  const auto reason = [&](const std::string& extra) {
+    const Validation validation = validated_row(extra);
+    REQUIRE(validation.unpredicted.size() == 1);
+    CHECK(validation.tables.empty());
+    return validation.unpredicted.front().reason;
+  };
+  CHECK(reason(R"({"no_such_key": 1})").find("no_such_key") != std::string::npos);
+  CHECK(reason(R"({"optimizer": {"type": "AdamW", "params": {"surprise": 1}}})").find("surprise") != std::string::npos);
+  CHECK(reason(R"({"optimizer": {"type": "Lion", "params": {"lr": 1}}})").find("optimizer.type") != std::string::npos);
+  CHECK(reason(R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})").find("amsgrad") != std::string::npos);
+  CHECK(
+      reason(R"({"optimizer": {"type": "Adam", "params": {"torch_adam": true, "foreach": false}}})").find("foreach") !=
+      std::string::npos);
+  CHECK(validated_row(R"({"wall_clock_breakdown": true})").unpredicted.empty());
+  // It replaces the script's own key, as dict.update() does.
+  const auto step_peak = [&](const std::string& extra) {
+    return table_of(validated_row(extra), Measured::allocated_step).worst.predicted;
+  };
+  CHECK(step_peak(R"({"zero_optimization": {"stage": 2}})") ==
+        step_peak(R"({"zero_optimization": {"stage": 2}, "steps_per_print": 5})"));
+  CHECK(step_peak(R"({"zero_optimization": {"stage": 0}})") > step_peak("{}"));
+}
+
 TEST_CASE("A row that cannot be predicted is listed with its reason") {
   const auto reason = [](const std::string& row) {
     Validation validation;
