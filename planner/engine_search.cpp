@@ -61,6 +61,7 @@ class EngineSearch {
 
   void run() {
     collect();
+    refuse_empty();
     consider_fastest();
     for (const int stage : stages()) {
       if (request_.per_stage ? !has_stage(stage) : found_.empty()) consider_frugal(stage);
@@ -174,7 +175,7 @@ class EngineSearch {
                     to_string(*request_.adam)));
   }
 
-  /// Flags that leave no plan at all.
+  /// Flags that leave no plan at all. A change that is tried for a shortfall may do so: then it does not help.
   void refuse_empty() const {
     if (answer_.search.space > 0) return;
     if (!deepspeed() && request_.constraints.offload && request_.constraints.offload->what == OffloadWhat::optimizer) {
@@ -202,7 +203,6 @@ class EngineSearch {
         }
       }
     }
-    refuse_empty();
   }
 
   void add(const Choice& choice) {

@@ -168,6 +168,20 @@ TEST_CASE("Under other engines states that alone exceed the card are a shortfall
   CHECK(answer.shortfall->lacks.front().needed > Bytes(14.0 * static_cast<double>(request.model.parameters())));
 }
 
+TEST_CASE("A change that leaves no plan is not proposed for a shortfall, and does not refuse the request") {
+  // Disks serve DeepSpeed's stage 3 only.
+  Request request = request_of("yi-34b", "2x3090-24G", Engine::deepspeed);
+  request.seq_len = 64;
+  request.constraints.stages = {1};
+  request.constraints.offload = Offload{OffloadWhat::optimizer, Tier::host};
+  const Answer answer = search(request);
+  REQUIRE(answer.shortfall.has_value());
+  for (const Shortfall::Change& c : answer.shortfall->changes) CHECK(c.flag.find("--nvme") == std::string::npos);
+  request.constraints.offload->to = Tier::nvme;
+  request.machine.nvme = parse_nvme("1x1TB");
+  CHECK_THROWS_AS(search(request), InputError);
+}
+
 TEST_CASE("Under other engines fixed choices are kept") {
   Request request = request_of("7B", "8xA100-80G", Engine::deepspeed);
   request.constraints = {{3}, Offload{OffloadWhat::optimizer, Tier::host}, Recompute::full, 2};
