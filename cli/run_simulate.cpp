@@ -52,7 +52,7 @@ Outcome simulated(const Flags& flags, const PlanFile& file) {
   options.ranks = ranks_of(flags.ranks);
   const Simulation simulation = predictor.simulate(file.plan, options);
   const Seconds estimated = prediction.step;
-  use_simulation(prediction, simulation, file.machine);
+  use_played_step(prediction, played_step(simulation), file.machine);
   const std::vector<TransientUse> transients = transient_uses(file, prediction);
   Outcome outcome;
   outcome.exit_code = exit_code_of(prediction);

@@ -248,17 +248,19 @@ EngineTrial EngineFitter::try_fsdp2(const Fsdp2Options& options, const EngineWor
   return state_->trial(w, options.group(), State::recorder(state_->step(w), options, w), trial);
 }
 
-EngineRecording EngineFitter::record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w) {
+EngineRecording EngineFitter::record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w,
+                                               RecordedMicroSteps recorded) {
   const EagerStep& step = state_->step(w, config.stage == 3);
   DeepSpeedJob job = state_->job(config, w);
   state_->complete(job, step);
-  return zeroplan::record_deepspeed(step, w.tokens, job, state_->environment(w, job.shard_ranks()));
+  return zeroplan::record_deepspeed(step, w.tokens, job, state_->environment(w, job.shard_ranks()), 0, recorded);
 }
 
-EngineRecording EngineFitter::record_fsdp2(const Fsdp2Options& options, const EngineWorkload& w) {
+EngineRecording EngineFitter::record_fsdp2(const Fsdp2Options& options, const EngineWorkload& w,
+                                           RecordedMicroSteps recorded) {
   check(options);
   return zeroplan::record_fsdp2(state_->step(w), w.tokens, static_cast<int>(w.accumulation), options,
-                                state_->environment(w, options.group()));
+                                state_->environment(w, options.group()), 0, recorded);
 }
 
 EngineFit EngineFitter::deepspeed_text(std::string_view json, const EngineWorkload& workload) {

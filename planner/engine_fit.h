@@ -96,8 +96,10 @@ class EngineFitter {
   EngineTrial try_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload, Bytes known);
   EngineTrial try_fsdp2(const Fsdp2Options& options, const EngineWorkload& workload, Bytes known);
   /// What the fits are read off. Of the rank that needs most.
-  EngineRecording record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload);
-  EngineRecording record_fsdp2(const Fsdp2Options& options, const EngineWorkload& workload);
+  EngineRecording record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& workload,
+                                   RecordedMicroSteps recorded);
+  EngineRecording record_fsdp2(const Fsdp2Options& options, const EngineWorkload& workload,
+                               RecordedMicroSteps recorded);
   /// deepspeed() of a file's text.
   EngineFit deepspeed_text(std::string_view json, const EngineWorkload& workload);
 

@@ -125,11 +125,11 @@ EngineFit EnginePlans::fit(const Plan& plan, FitDetail detail) {
                                           : fitter_.fsdp2(fsdp2_options(plan), w, detail);
 }
 
-EngineRecording EnginePlans::record(const Plan& plan, std::int64_t accumulation) {
+EngineRecording EnginePlans::record(const Plan& plan, std::int64_t accumulation, RecordedMicroSteps recorded) {
   EngineWorkload w = engine_workload(plan);
   w.accumulation = accumulation;
-  return plan.engine == Engine::deepspeed ? fitter_.record_deepspeed(configuration(plan), w)
-                                          : fitter_.record_fsdp2(fsdp2_options(plan), w);
+  return plan.engine == Engine::deepspeed ? fitter_.record_deepspeed(configuration(plan), w, recorded)
+                                          : fitter_.record_fsdp2(fsdp2_options(plan), w, recorded);
 }
 
 Candidate EnginePlans::candidate(const Plan& plan, const EngineTime& time, const EngineFit& fit) const {

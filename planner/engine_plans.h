@@ -25,7 +25,8 @@ class EnginePlans {
   EngineTrial try_fit(const Plan& plan);
   EngineFit fit(const Plan& plan, FitDetail detail = FitDetail::whole);
   /// The run op by op, its accumulation as given.
-  EngineRecording record(const Plan& plan, std::int64_t accumulation);
+  EngineRecording record(const Plan& plan, std::int64_t accumulation,
+                         RecordedMicroSteps recorded = RecordedMicroSteps::different);
   /// As deepspeed.json of the plan has it.
   DeepSpeedConfig configuration(const Plan& plan) const;
   Candidate candidate(const Plan& plan, const EngineTime& time, const EngineFit& fit) const;

@@ -134,6 +134,10 @@ Bytes steady_sent(const EngineRecording& r) {
   Bytes sum;
   follow_steady_step(r.tape, r.accumulation, [&](const Work& work, double times) {
     const auto* collective = std::get_if<Collective>(&work);
+int micro_steps_recorded(int accumulation, RecordedMicroSteps recorded) {
+  return recorded == RecordedMicroSteps::all ? accumulation : std::min(accumulation, kDifferentMicroSteps);
+}
+
     if (collective == nullptr) return;
     const double members = r.members(collective->group);
     const double passes = collective->kind == CollectiveKind::all_reduce ? 2 : 1;
@@ -158,9 +162,9 @@ int group_of_shards(const DeepSpeedJob& job) {
 }  // namespace
 
 EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                 const EngineEnvironment& environment, int least_steps) {
+                                 const EngineEnvironment& environment, int least_steps, RecordedMicroSteps recorded) {
   EngineRecording r;
-  const int micro_steps = std::min(job.accumulation, kDifferentMicroSteps);
+  const int micro_steps = micro_steps_recorded(job.accumulation, recorded);
   const EngineRun run{std::max(least_steps, steps_until_steady(job)), micro_steps, environment.cublas_workspace,
                       tokens};
   record_run(*make_deepspeed_engine(step, job, r.tape), step, run, r.tape);
@@ -174,10 +178,10 @@ EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const
 }
 
 EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-                             const EngineEnvironment& environment, int least_steps) {
+                             const EngineEnvironment& environment, int least_steps, RecordedMicroSteps recorded) {
   constexpr int kSteadySteps = 3;  // states are made in the first step
   EngineRecording r;
-  const int micro_steps = std::min(accumulation, kDifferentMicroSteps);
+  const int micro_steps = micro_steps_recorded(accumulation, recorded);
   const EngineRun run{std::max(least_steps, kSteadySteps), micro_steps, environment.cublas_workspace, tokens};
   record_run(*make_fsdp2_engine(step, options, r.tape), step, run, r.tape);
   r.accumulation = accumulation;

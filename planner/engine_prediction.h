@@ -64,7 +64,7 @@ Bytes steady_sent(const EngineRecording& recording);
 /// A run under an engine from loading to its steady step, and what surrounds it: all that its memory is read off.
 struct EngineRecording {
   EngineTape tape;
-  int accumulation = 1;  // of the run; the tape has at most three micro-steps a step
+  int accumulation = 1;  // of the run; the tape may have three micro-steps a step for more (RecordedMicroSteps)
   PeakCounting counting = PeakCounting::each_phase;
   std::vector<HostBuffer> host;
   Bytes process;  // resident set without `host`
@@ -79,9 +79,16 @@ Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment);
 /// `least_steps`: so many steps at least; with fewer it ends with the first steady one. Where the card is so full that
 /// the allocator gives memory back, no two steps need be the same.
 EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
-                                 const EngineEnvironment& environment, int least_steps = 0);
+                                 const EngineEnvironment& environment, int least_steps = 0,
+                                 RecordedMicroSteps recorded = RecordedMicroSteps::different);
 EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-                             const EngineEnvironment& environment, int least_steps = 0);
+/// How much of a step a recording holds.
+enum class RecordedMicroSteps : std::uint8_t {
+  different,  // kDifferentMicroSteps at most
+  all,
+};
+                             const EngineEnvironment& environment, int least_steps = 0,
+                             RecordedMicroSteps recorded = RecordedMicroSteps::different);
 
 /// How many replays a prediction takes where it depends on how far the host runs ahead.
 enum class LeadDetail : std::uint8_t {

@@ -29,34 +29,39 @@ void stretch_demand(Demand& demand, double factor) {
 struct Play {
   Schedule schedule;
   std::vector<Demand> demands;
+  EngineStretch stretch;
   Simulation simulation;
 };
 
 class EnginePlayer {
  public:
-  EnginePlayer(const PlanFile& file, const SimulateOptions& options)
+  EnginePlayer(const PlanFile& file, const SimulateOptions& options, PlayedMicroSteps micro_steps)
       : file_(file),
         request_(request_of(file)),
         plans_(request_),
         wired_(file.plan.engine == Engine::deepspeed ? deepspeed_network(file.machine) : file.machine),
         cost_(wired_, file.plan.shard_ranks, file.plan.precision.weights, &plans_.trained()),
         simulator_(wired_),
-        options_(options) {}
+        options_(options),
+        micro_steps_(micro_steps) {}
 
   EngineSimulation run() {
-    const EngineTime time = plans_.time(file_.plan);
+    time_ = plans_.time(file_.plan);
     const EngineFit fit = plans_.fit(file_.plan);
-    result_.prediction = plans_.candidate(file_.plan, time, fit).prediction;
-    result_.assumptions = time.assumptions;
+    result_.prediction = plans_.candidate(file_.plan, time_, fit).prediction;
+    result_.assumptions = time_.assumptions;
     set_phases(fit.prediction.memory);
-    result_.micro_steps = std::min<std::int64_t>(file_.plan.accumulation, kDifferentMicroSteps);
-    Play whole = play(result_.micro_steps, time, options_);
-    result_.played_step = whole.simulation.step;
-    result_.played = whole.simulation.breakdown;
-    if (file_.plan.accumulation > kDifferentMicroSteps) extend(time);
-    result_.table = step_table(whole.schedule, whole.demands, plans_.trained());
-    result_.schedule = std::move(whole.schedule);
-    result_.simulation = std::move(whole.simulation);
+    const std::int64_t all = file_.plan.accumulation;
+    const bool extended = micro_steps_ == PlayedMicroSteps::different && all > kDifferentMicroSteps;
+    result_.micro_steps = extended ? kDifferentMicroSteps : all;
+    Play shown = play(result_.micro_steps, options_);
+    const PlayedStep step = extended ? extend(shown.simulation) : played_step(shown.simulation);
+    result_.played_step = step.step;
+    result_.played = step.time;
+    result_.stretch = shown.stretch;
+    result_.table = step_table(shown.schedule, shown.demands, plans_.trained());
+    result_.schedule = std::move(shown.schedule);
+    result_.simulation = std::move(shown.simulation);
     return std::move(result_);
   }
 
@@ -80,17 +85,17 @@ class EnginePlayer {
     result_.update = steady.step;
   }
 
-  Play play(std::int64_t micro_steps, const EngineTime& time, const SimulateOptions& options) {
-    const EngineRecording run = plans_.record(file_.plan, micro_steps);
-    Play play{steady_schedule(run.tape, plans_.trained(), run.host), {}, {}};
+  Play play(std::int64_t micro_steps, const SimulateOptions& options) {
+    const EngineRecording run = plans_.record(file_.plan, micro_steps, RecordedMicroSteps::all);
+    Play play{steady_schedule(run.tape, plans_.trained(), run.host), {}, {}, {}};
     play.demands = demands(play.schedule, cost_);
-    stretch(play, micro_steps, time);
+    stretch(play, micro_steps);
     play.simulation = simulator_.run(play.schedule, play.demands, file_.plan.shard_ranks, options);
     return play;
   }
 
   /// Kernels of this many of the plan's micro-steps.
-  void stretch(Play& play, std::int64_t micro_steps, const EngineTime& time) {
+  void stretch(Play& play, std::int64_t micro_steps) const {
     std::array<Seconds, kNumParts> sums{};
     std::vector<Part> parts(play.demands.size(), Part::other);
     for (const Op& op : play.schedule.ops()) {
@@ -102,25 +107,23 @@ class EnginePlayer {
       const Seconds now = sums[static_cast<std::size_t>(part)];
       return now > Seconds() && wanted > Seconds() ? wanted / now : 0;
     };
-    result_.stretch = {factor(Part::kernel, time.compute * share), factor(Part::update, time.optimizer),
-                       factor(Part::host_update, time.host_update)};
-    const std::array<double, kNumParts> factors{result_.stretch.kernels, result_.stretch.update,
-                                                result_.stretch.host_update, 0};
+    play.stretch = {factor(Part::kernel, time_.compute * share), factor(Part::update, time_.optimizer),
+                    factor(Part::host_update, time_.host_update)};
+    const std::array<double, kNumParts> factors{play.stretch.kernels, play.stretch.update, play.stretch.host_update, 0};
     for (std::size_t w = 0; w < parts.size(); ++w) {
       const double by = factors[static_cast<std::size_t>(parts[w])];
       if (by > 0) stretch_demand(play.demands[w], by);
     }
   }
 
-  /// What one micro-step more takes, for those that were not played.
-  void extend(const EngineTime& time) {
-    const EngineStretch stretch = result_.stretch;
+  /// The whole step, of which `longer` has the different micro-steps.
+  PlayedStep extend(const Simulation& longer) {
     SimulateOptions plain = options_;
     plain.with_trace = false;
-    const Simulation brief = play(kDifferentMicroSteps - 1, time, plain).simulation;
-    result_.stretch = stretch;
-    extend_play(result_.played_step, result_.played, brief,
-                static_cast<double>(file_.plan.accumulation - kDifferentMicroSteps));
+    const std::int64_t all = file_.plan.accumulation;
+    const Simulation shorter = play(kDifferentMicroSteps - 1, plain).simulation;
+    return extend_plays({shorter, longer, kDifferentMicroSteps - 1, kDifferentMicroSteps}, all, Seconds(),
+                        [&] { return played_step(play(all, plain).simulation); });
   }
 
   const PlanFile& file_;
@@ -130,13 +133,15 @@ class EnginePlayer {
   MachineCostModel cost_;
   Simulator simulator_;
   SimulateOptions options_;
+  PlayedMicroSteps micro_steps_;
+  EngineTime time_;
   EngineSimulation result_;
 };
 
 }  // namespace
 
-EngineSimulation simulate_engine(const PlanFile& file, const SimulateOptions& options) {
-  return EnginePlayer(file, options).run();
+EngineSimulation simulate_engine(const PlanFile& file, const SimulateOptions& options, PlayedMicroSteps micro_steps) {
+  return EnginePlayer(file, options, micro_steps).run();
 }
 
 }  // namespace zeroplan

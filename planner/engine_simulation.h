@@ -26,8 +26,8 @@ struct EngineSimulation {
   std::vector<Assumption> assumptions;
   Bytes initialize, forward, backward, update;  // peaks of allocated, by phase of the steady step
   /// The same step with its ops on their streams, kernels stretched. No op stands for the host's own time; how far
-  /// collectives and copies hide follows from edges and streams. For more than three micro-steps two short steps are
-  /// played and the difference is added for the others.
+  /// collectives and copies hide follows from edges and streams. Of more than three micro-steps two short steps are
+  /// played and extended (short_play.h), unless all are asked for.
   Seconds played_step;
   TimeBreakdown played;
   EngineStretch stretch;
@@ -37,8 +37,15 @@ struct EngineSimulation {
   Simulation simulation;  // with a trace when asked for
 };
 
+/// How much of the plan's step is played.
+enum class PlayedMicroSteps : std::uint8_t {
+  different,  // kDifferentMicroSteps at most, and the rest extended
+  all,
+};
+
 /// Throws InputError when the plan's memory or time cannot be predicted, and as simulate().
-EngineSimulation simulate_engine(const PlanFile& file, const SimulateOptions& options);
+EngineSimulation simulate_engine(const PlanFile& file, const SimulateOptions& options,
+                                 PlayedMicroSteps micro_steps = PlayedMicroSteps::different);
 
 /// For people, and `simulate --json`: simulation_json()'s keys but load_and_save, and `played`.
 std::string report_engine_simulation(const PlanFile& file, const EngineSimulation& result, const ReportStyle& style);

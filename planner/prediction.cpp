@@ -134,24 +134,7 @@ void no_less_than_busiest(Estimate& e) {
   const Seconds more = *busiest - e.step;
   if (more <= Seconds()) return;
   e.step = *busiest;
-  switch (static_cast<ResourceRole>(busiest - e.role_busy.begin())) {
-    case ResourceRole::sm:
-    case ResourceRole::hbm:
-      e.breakdown.compute += more;
-      return;
-    case ResourceRole::links:
-    case ResourceRole::network:
-      e.breakdown.exposed_communication += more;
-      return;
-    case ResourceRole::h2d:
-    case ResourceRole::d2h:
-    case ResourceRole::dram:
-    case ResourceRole::cpu:
-    case ResourceRole::nvme_read:
-    case ResourceRole::nvme_write:
-      e.breakdown.exposed_offload += more;
-      return;
-  }
+  e.breakdown.*waited_for(static_cast<ResourceRole>(busiest - e.role_busy.begin())) += more;
 }
 
 void put(TierMemory& tier, std::string_view owner, Bytes bytes) {
@@ -322,43 +305,17 @@ Simulation Predictor::simulate(const Plan& plan, const SimulateOptions& options)
   return s.simulator().run(schedule, demands(schedule, cost), plan.shard_ranks, options);
 }
 
-namespace {
-
-/// A play may be this much shorter than what bounds it from below: rounding, and ends of the step that overlap.
-constexpr double kSteadyTolerance = 1e-3;
-constexpr double kMostUnsteadyOps = 2e6;  // timed ops of all simulated ranks: a tenth of a second
-
-/// Ops of a stream run one after the other: what the busiest takes in a step longer by `more` times the difference.
-/// Where it falls behind the others, a short step hides its queue behind the update, and a long one cannot.
-Seconds busiest_stream(const Simulation& longer, const Simulation& brief, double more) {
-  Seconds most;
-  for (std::size_t i = 0; i < longer.streams.size(); ++i) {
-    const Seconds busy = longer.streams[i].busy;
-    most = std::max(most, busy + more * (busy - brief.streams[i].busy));
-  }
-  return most;
-}
-
-}  // namespace
-
-Simulation Predictor::play_shortly(const Plan& plan) {
-  if (plan.accumulation <= kShortSteps + kLongerSteps) return simulate(plan, {});
-  Plan part = plan;
-  part.accumulation = kShortSteps;
-  const Simulation brief = simulate(part, {});
-  part.accumulation = kLongerSteps;
-  Simulation whole = simulate(part, {});
-  const auto more =
-      static_cast<double>(plan.accumulation - kLongerSteps) / static_cast<double>(kLongerSteps - kShortSteps);
-  const Seconds least = std::max(busiest_stream(whole, brief, more), state_->estimated_step(plan));
-  const auto all_ops = static_cast<double>(whole.ops * whole.simulated_ranks) * static_cast<double>(plan.accumulation) /
-                       static_cast<double>(kLongerSteps);
-  extend_play(whole.step, whole.breakdown, brief, more);
-  if (least <= (1 + kSteadyTolerance) * whole.step) return whole;
-  if (all_ops <= kMostUnsteadyOps) return simulate(plan, {});
-  whole.breakdown.exposed_offload += least - whole.step;
-  whole.step = least;
-  return whole;
+PlayedStep Predictor::play_shortly(const Plan& plan) {
+  const auto play = [&](std::int64_t micro_steps) {
+    Plan part = plan;
+    part.accumulation = micro_steps;
+    return simulate(part, {});
+  };
+  const auto play_all = [&] { return played_step(play(plan.accumulation)); };
+  if (plan.accumulation <= kShortSteps + kLongerSteps) return play_all();
+  const Simulation shorter = play(kShortSteps), longer = play(kLongerSteps);
+  return extend_plays({shorter, longer, kShortSteps, kLongerSteps}, plan.accumulation, state_->estimated_step(plan),
+                      play_all);
 }
 
 Seconds Predictor::played_step_with(const Plan& plan, ResourceRole role, double factor) {
@@ -369,19 +326,10 @@ Seconds Predictor::played_step_with(const Plan& plan, ResourceRole role, double 
   return step;
 }
 
-void extend_play(Seconds& step, TimeBreakdown& breakdown, const Simulation& shorter, double more) {
-  constexpr Seconds TimeBreakdown::*kParts[] = {&TimeBreakdown::compute, &TimeBreakdown::exposed_communication,
-                                                &TimeBreakdown::exposed_offload, &TimeBreakdown::optimizer,
-                                                &TimeBreakdown::idle};
-  const auto extend = [&](Seconds& longer, Seconds brief) { longer += more * (longer - brief); };
-  extend(step, shorter.step);
-  for (const auto part : kParts) extend(breakdown.*part, shorter.breakdown.*part);
-}
-
-void use_simulation(Prediction& p, const Simulation& simulation, const MachineSpec& machine) {
-  const double faster = p.step / simulation.step;
-  p.step = simulation.step;
-  p.time = simulation.breakdown;
+void use_played_step(Prediction& p, const PlayedStep& played, const MachineSpec& machine) {
+  const double faster = p.step / played.step;
+  p.step = played.step;
+  p.time = played.time;
   p.tokens_per_second *= faster;
   p.tokens_per_second_per_gpu *= faster;
   if (p.mfu) *p.mfu *= faster;

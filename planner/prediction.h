@@ -12,6 +12,7 @@
 #include "models/model_spec.h"
 #include "models/plan.h"
 #include "models/schedule.h"
+#include "planner/short_play.h"
 #include "sim/cost_model.h"
 #include "sim/estimate.h"
 #include "sim/memory_timeline.h"
@@ -73,10 +74,8 @@ class Predictor {
   Prediction predict(const Plan& plan, Detail detail);
   /// Plays the plan's step with shared resources. Precondition as for predict().
   Simulation simulate(const Plan& plan, const SimulateOptions& options);
-  /// Step, breakdown and resource times by discrete events. Of a step with many micro-steps two short ones are played,
-  /// and the difference between them, which is what one micro-step more takes, is added for the rest: exact once
-  /// micro-steps repeat.
-  Simulation play_shortly(const Plan& plan);
+  /// The step by discrete events. Of one with many micro-steps two short ones are played (short_play.h).
+  PlayedStep play_shortly(const Plan& plan);
   /// As play_shortly, with one resource's time scaled.
   Seconds played_step_with(const Plan& plan, ResourceRole role, double factor);
   /// The step time with one resource's time scaled: 0.5 is "twice as fast".
@@ -95,14 +94,11 @@ class Predictor {
   std::unique_ptr<State> state_;
 };
 
-/// Takes step time, breakdown and what follows from them over from the simulation.
-void use_simulation(Prediction& prediction, const Simulation& simulation, const MachineSpec& machine);
+/// Takes step time, breakdown and what follows from them over from the play.
+void use_played_step(Prediction& prediction, const PlayedStep& played, const MachineSpec& machine);
 
 /// Micro-steps that play_shortly() plays of a longer step: two short steps, of these many.
 inline constexpr std::int64_t kShortSteps = 2, kLongerSteps = 3;
-
-/// Makes a played step longer by `more` times what it takes beyond a shorter one.
-void extend_play(Seconds& step, TimeBreakdown& breakdown, const Simulation& shorter, double more);
 
 /// peak <= capacity x (1 - margin) on every tier.
 bool fits(const Prediction& prediction, double margin);

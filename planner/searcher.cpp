@@ -130,7 +130,7 @@ double Searcher::played_ops(const Plan& plan) const {
 }
 
 void Searcher::play(Candidate& c) {
-  use_simulation(c.prediction, predictor_.play_shortly(c.plan), request_.machine);
+  use_played_step(c.prediction, predictor_.play_shortly(c.plan), request_.machine);
   ++stats_.simulated;
 }
 
@@ -198,7 +198,7 @@ void Searcher::settle(std::vector<Candidate>& plans) {
     Candidate& answer = plans.front();
     if (!answer.prediction.simulated || whole_ops(answer.plan) > kMostWholeOps) return;
     if (std::find(whole.begin(), whole.end(), answer.plan) != whole.end()) return;
-    use_simulation(answer.prediction, predictor_.simulate(answer.plan, {}), request_.machine);
+    use_played_step(answer.prediction, played_step(predictor_.simulate(answer.plan, {})), request_.machine);
     whole.push_back(answer.plan);
     std::stable_sort(plans.begin(), plans.end(), [&](const Candidate& a, const Candidate& b) {
       if (a.prediction.simulated != b.prediction.simulated) return a.prediction.simulated;
