@@ -251,10 +251,14 @@ void print_unseen_gpus(const std::vector<Row>& rows, const EngineTimeFit& prior,
   }
 }
 
-void read_file(const std::string& path, std::vector<Row>& rows) {
+std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error(path + ": cannot be read");
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+void read_file(const std::string& path, std::vector<Row>& rows) {
+  const std::string text = read_text(path);
   std::map<std::string, int> skipped;
   const auto add = [&](MeasuredStep step) {
     try {
@@ -304,10 +308,12 @@ void print_details(const std::vector<Row>& rows, const EngineTimeFit& fit, const
 
 int run(int count, char** arguments) {
   if (count < 3)
-    throw std::runtime_error("usage: fit_engine_time OUT.json|- [--details GROUP] [--no-held-out] [--as-is] FILE...");
+    throw std::runtime_error(
+        "usage: fit_engine_time OUT.json|- [--details GROUP] [--no-held-out] [--as-is] [--with FIT.json] FILE...");
   std::vector<Row> rows;
   std::string details;
   bool held_out = true, as_is = false;
+  EngineTimeFit given = builtin_engine_time_fit();
   for (int i = 2; i < count; ++i) {
     const std::string argument = arguments[i];
     if (argument == "--details") {
@@ -316,6 +322,9 @@ int run(int count, char** arguments) {
       held_out = false;
     } else if (argument == "--as-is") {
       as_is = true;
+    } else if (argument == "--with") {
+      as_is = true;
+      given = read_engine_time_fit(read_text(arguments[++i]));
     } else {
       read_file(argument, rows);
     }
@@ -326,7 +335,7 @@ int run(int count, char** arguments) {
   const EngineTimeFit prior = with_priors(builtin_engine_time_fit());
   const Eigen::VectorXd zero = Eigen::VectorXd::Zero(kNumFree);
   const Eigen::VectorXd x = as_is ? zero : fit_rows(prior, fitted, zero, 25);
-  const EngineTimeFit best = as_is ? builtin_engine_time_fit() : at(prior, x);
+  const EngineTimeFit best = as_is ? given : at(prior, x);
   for (const Prior& p : kPriors) fmt::print("{:<28}{:10.4f} {}\n", to_string(p.key), best[p.key], unit_of(p.key));
   for (const MatmulEfficiency& m : best.matmul) fmt::print("matmul {:<12}{:<20}{:8.4f}\n", m.gpu, m.era, m.value);
   for (const AttentionEfficiency& a : best.attention)
