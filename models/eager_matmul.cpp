@@ -6,11 +6,8 @@
 namespace zeroplan::eager {
 namespace {
 
-/// addmm goes through cuBLASLt where the right operand is a matrix proper (aten/src/ATen/native/cuda/Blas.cpp).
-EagerEventKind kind_of_product(const Tensor& out, std::int64_t inner, bool adds_bias) {
-  return adds_bias && inner > 1 && out.size(-1) > 1 ? EagerEventKind::biased : EagerEventKind::kernel;
-}
-
+/// `adds_bias`: addmm, which goes through cuBLASLt where the right operand is a matrix proper
+/// (aten/src/ATen/native/cuda/Blas.cpp).
 void gemm_kernel(const Tensor& out, std::int64_t inner, bool adds_bias = false) {
   Compute work;
   work.pass = out.tape().pass();
@@ -21,7 +18,7 @@ void gemm_kernel(const Tensor& out, std::int64_t inner, bool adds_bias = false) 
   gemm.k = inner;
   gemm.type = kernel_type(out.type());
   work.kernel = gemm;
-  out.tape().kernel(work, kind_of_product(out, inner, adds_bias));
+  out.tape().kernel(work, adds_bias && inner > 1 && out.size(-1) > 1);
 }
 
 /// [sizes[1], sizes[0]] stored row by row: the transpose of a contiguous matrix.

@@ -198,7 +198,6 @@ EagerPeaks eager_peaks(const EagerStep& step) {
         peaks.backward = Bytes(static_cast<double>(peak));
         break;
       case EagerEventKind::kernel:
-      case EagerEventKind::biased:
       case EagerEventKind::forward_pre:
       case EagerEventKind::forward_post:
       case EagerEventKind::backward_pre:

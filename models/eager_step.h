@@ -66,7 +66,6 @@ enum class EagerEventKind : std::uint8_t {
   alloc,        // storage `id` of `bytes` is born
   free,         // storage `id` dies
   kernel,       // work runs: `id` indexes EagerStep::works
-  biased,       // the same, of a product that adds its bias itself (addmm): cuBLASLt runs it
   gradient,     // the gradient of parameter `id` is complete, in storage `storage`; the engine owns it from here:
                 // no free event for that storage follows
   forward_pre,  // module `id`
@@ -85,6 +84,7 @@ struct EagerEvent {
   std::int32_t id = 0;
   std::int32_t storage = -1;  // of gradient; number of a hold
   std::int64_t bytes = 0;     // alloc only
+  bool adds_bias = false;     // kernel: a product that adds its bias itself (addmm), which cuBLASLt runs
 };
 
 struct EagerStep {

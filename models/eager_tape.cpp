@@ -255,12 +255,13 @@ void Tape::forward_end() { add_event(EagerEventKind::forward_end, 0); }
 
 // --- kernels --------------------------------------------------------------------------------------
 
-void Tape::kernel(const Compute& work, EagerEventKind kind) {
+void Tape::kernel(const Compute& work, bool adds_bias) {
   const std::uint64_t hash = mix(std::visit([](const auto& kernel) { return hash_of(kernel); }, work.kernel),
                                  static_cast<std::int64_t>(work.pass));
   const auto [found, is_new] = works_.try_emplace(hash, static_cast<std::int32_t>(step_.works.size()));
   if (is_new) step_.works.push_back(work);
-  add_event(kind, found->second);
+  add_event(EagerEventKind::kernel, found->second);
+  step_.events.back().adds_bias = adds_bias;
 }
 
 void Tape::pointwise_kernel(std::int64_t traffic) {

@@ -173,7 +173,7 @@ class Tape {
   /// Runs a region's function with gradients enabled, as part of backward.
   Tensors rerun(CheckpointFrame& frame, const Tensors& inputs);
 
-  void kernel(const Compute& work, EagerEventKind kind = EagerEventKind::kernel);
+  void kernel(const Compute& work, bool adds_bias = false);
   void pointwise_kernel(std::int64_t traffic);
   Pass pass() const { return pass_; }
 

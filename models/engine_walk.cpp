@@ -45,10 +45,8 @@ class Walk {
         tape_.free(storages_[index(event.id)]);
         storages_[index(event.id)] = kNoBuffer;
         return;
-      case EagerEventKind::biased:
-        take_lt_workspace();
-        [[fallthrough]];
       case EagerEventKind::kernel:
+        if (event.adds_bias) take_lt_workspace();
         if (std::holds_alternative<Gemm>(step_.works[index(event.id)].kernel)) take_workspace();
         tape_.run(Stream::compute, work_of(index(event.id)));
         return;

@@ -25,7 +25,7 @@ double saved(const ModelSpec& model, const EagerOptions& options) {
 int num_products(const EagerStep& step) {
   int count = 0;
   for (const EagerEvent& event : step.events) {
-    if ((event.kind == EagerEventKind::kernel || event.kind == EagerEventKind::biased) &&
+    if (event.kind == EagerEventKind::kernel &&
         std::holds_alternative<Gemm>(step.works[static_cast<std::size_t>(event.id)].kernel))
       ++count;
   }

@@ -55,7 +55,6 @@ void print_events(const zp::EagerStep& step) {
         fmt::print("bwd\n");
         break;
       case zp::EagerEventKind::kernel:
-      case zp::EagerEventKind::biased:
       case zp::EagerEventKind::hold:
       case zp::EagerEventKind::let_go:
         break;
