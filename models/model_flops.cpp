@@ -1,6 +1,7 @@
 // Floating-point operations, as transformer arithmetic counts them: one multiply-add is 2.
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "models/model_spec.h"
@@ -38,15 +39,52 @@ bool trains_weights(const BlockKind& kind, const GraphOp& op) {
   return std::ranges::any_of(op.tensors, [&](int t) { return kind.tensors[static_cast<std::size_t>(t)].trainable; });
 }
 
-/// Forward and backward of one op without what the kernel does twice; a frozen matrix gets no gradient.
-double training_flops(const BlockKind& kind, const GraphOp& op, TokenShape shape, AttentionCount count) {
+/// Values of a block that gradients flow through: made from a trained tensor, or from such a value. In a network that
+/// is trained as a whole all of them; adapters in frozen layers let none flow into what comes before the first of them.
+std::vector<bool> carrying_gradients(const BlockKind& kind, bool input, bool memory) {
+  std::vector<bool> carries(kind.values.size());
+  const auto at = [](int value) { return static_cast<std::size_t>(value); };
+  if (kind.input >= 0) carries[at(kind.input)] = input;
+  if (kind.memory >= 0) carries[at(kind.memory)] = memory;
+  for (const GraphOp& op : kind.ops) {
+    const bool any =
+        trains_weights(kind, op) || std::ranges::any_of(op.inputs, [&](int value) { return carries[at(value)]; });
+    for (const int value : op.outputs) carries[at(value)] = any;
+  }
+  return carries;
+}
+
+/// Forward and backward of one op without what the kernel does twice: of a matrix that is frozen, or whose input needs
+/// none, no gradient.
+double training_flops(const BlockKind& kind, const GraphOp& op, const std::vector<bool>& carries, TokenShape shape,
+                      AttentionCount count) {
+  const bool data = std::ranges::any_of(op.inputs, [&](int value) { return carries[static_cast<std::size_t>(value)]; });
   if (op.kernel == Kernel::attention) {
     const double keys =
         count == AttentionCount::full ? static_cast<double>(shape.seq_len) : mean_keys(op.attention, shape.seq_len);
-    return 3.0 * attention_flops(op.attention, keys, shape);
+    return (data ? 3.0 : 1.0) * attention_flops(op.attention, keys, shape);
   }
-  const double factor = 1.0 + (has_data_gradient(op) ? 1.0 : 0.0) + (trains_weights(kind, op) ? 1.0 : 0.0);
+  const double factor = 1.0 + (data && has_data_gradient(op) ? 1.0 : 0.0) + (trains_weights(kind, op) ? 1.0 : 0.0);
   return factor * forward_flops(op, shape).base();
+}
+
+struct BlockFlops {
+  double flops = 0;
+  bool output = false;  // gradients flow into it from the blocks behind
+};
+
+BlockFlops block_flops(const ModelSpec& model, const BlockKind& kind, bool input, bool memory, TokenShape shape,
+                       AttentionCount count) {
+  const std::vector<bool> carries = carrying_gradients(kind, input, memory);
+  BlockFlops block;
+  for (const GraphOp& op : kind.ops) block.flops += training_flops(kind, op, carries, shape, count);
+  block.output = kind.output >= 0 ? carries[static_cast<std::size_t>(kind.output)] : input;
+  if (kind.role == BlockRole::head && kind.head_tensor >= 0) {
+    const bool trains = kind.tensors[static_cast<std::size_t>(kind.head_tensor)].trainable;
+    const double factor = 1.0 + (block.output ? 1.0 : 0.0) + (trains ? 1.0 : 0.0);
+    block.flops += factor * head_flops(kind, model.hidden, shape).base();
+  }
+  return block;
 }
 
 }  // namespace
@@ -84,18 +122,18 @@ Flops head_flops(const BlockKind& head, std::int64_t hidden, TokenShape shape) {
 }
 
 Flops model_flops(const ModelSpec& model, TokenShape shape, AttentionCount count) {
-  std::vector<double> each;
-  for (const BlockKind& kind : model.kinds) {
-    double sum = 0;
-    for (const GraphOp& op : kind.ops) sum += training_flops(kind, op, shape, count);
-    if (kind.role == BlockRole::head && kind.head_tensor >= 0) {
-      const bool trains = kind.tensors[static_cast<std::size_t>(kind.head_tensor)].trainable;
-      sum += (trains ? 3.0 : 2.0) * head_flops(kind, model.hidden, shape).base();
-    }
-    each.push_back(sum);
-  }
+  constexpr std::size_t kStates = 4;  // gradients flow into the input or not, into the encoder's output or not
+  std::vector<std::optional<BlockFlops>> known(kStates * model.kinds.size());
   double total = 0;
-  for (int index : model.sequence) total += each[static_cast<std::size_t>(index)];
+  bool upstream = false, memory = false;
+  for (const int index : model.sequence) {
+    const BlockKind& kind = model.kinds[static_cast<std::size_t>(index)];
+    auto& block = known[kStates * static_cast<std::size_t>(index) + (upstream ? 2 : 0) + (memory ? 1 : 0)];
+    if (!block) block = block_flops(model, kind, upstream, memory, shape, count);
+    total += block->flops;
+    upstream = block->output;
+    if (kind.ends_encoder) memory = upstream;
+  }
   return Flops(total);
 }
 

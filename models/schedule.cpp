@@ -6,6 +6,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "models/op_label.h"
 #include "models/overloaded.h"
 
 namespace zeroplan {
@@ -243,18 +244,39 @@ std::string copy_name(const Copy& c) {
 
 }  // namespace
 
+std::string work_name(const Work& work, const ModelSpec& model) {
+  return std::visit(overloaded{
+                        [](const Alloc&) { return std::string("allocate"); },
+                        [](const Free&) { return std::string("free"); },
+                        [&](const Compute& c) { return compute_name(c, model); },
+                        [](const Collective& c) { return std::string(to_string(c.kind)); },
+                        [](const Copy& c) { return copy_name(c); },
+                        [](const AdamStep&) { return std::string("Adam"); },
+                        [](const Join&) { return std::string("wait"); },
+                    },
+                    work);
+}
+
+Flops work_flops(const Compute& compute) {
+  return std::visit(overloaded{
+                        [](const Gemm& g) {
+                          return Flops(2.0 * static_cast<double>(g.m) * static_cast<double>(g.n) *
+                                       static_cast<double>(g.k) * static_cast<double>(g.groups));
+                        },
+                        [](const AttentionWork& a) {
+                          GraphOp op;
+                          op.kernel = Kernel::attention;
+                          op.attention = a.shape;
+                          return a.backward ? backward_flops(op, a.tokens) : forward_flops(op, a.tokens);
+                        },
+                        [](const Pointwise&) { return Flops(0); },
+                    },
+                    compute.kernel);
+}
+
 std::string label(const Schedule& schedule, const Op& op, const ModelSpec& model) {
-  const std::string what = std::visit(overloaded{
-                                          [](const Alloc&) { return std::string("allocate"); },
-                                          [](const Free&) { return std::string("free"); },
-                                          [&](const Compute& c) { return compute_name(c, model); },
-                                          [](const Collective& c) { return std::string(to_string(c.kind)); },
-                                          [](const Copy& c) { return copy_name(c); },
-                                          [](const AdamStep&) { return std::string("Adam"); },
-                                          [](const Join&) { return std::string("wait"); },
-                                      },
-                                      schedule.work(op));
-  return fmt::format("{} {}: {}", block_label(model, op.block), to_string(op.phase), what);
+  return fmt::format("{} {}: {}", block_label(model, op.block), to_string(op.phase),
+                     work_name(schedule.work(op), model));
 }
 
 }  // namespace zeroplan

@@ -20,7 +20,7 @@ std::string line_of(std::string_view name, const std::string& value) {
 std::string owners_text(const EnginePrediction& prediction) {
   std::vector<std::string> parts;
   for (int i = 0; i < kNumOwners; ++i) {
-    const Bytes held = prediction.owners[static_cast<std::size_t>(i)];
+    const Bytes held = prediction.peak.owners[static_cast<std::size_t>(i)];
     if (held.base() < 0.05 * kGiB) continue;
     parts.push_back(fmt::format("{} {}", to_string(static_cast<Owner>(i)), format_gib(held)));
   }
@@ -195,7 +195,7 @@ Json releases_json(const std::vector<ReleaseDifference>& releases) {
 /// Who holds what at the highest moment, and what a step moves.
 void add_run(const EnginePrediction& e, Json& j) {
   for (int i = 0; i < kNumOwners; ++i) {
-    const Bytes held = e.owners[static_cast<std::size_t>(i)];
+    const Bytes held = e.peak.owners[static_cast<std::size_t>(i)];
     if (held > Bytes()) j["breakdown"][std::string(to_string(static_cast<Owner>(i)))] = bytes(held);
   }
   j["traffic"] = traffic_json(e.traffic);

@@ -23,8 +23,7 @@ std::string limit_of(const EngineTime& t) {
   return std::string(to_string(t.limit));
 }
 
-void set_utilisation(Prediction& p, const ModelSpec& model, const GpuSpec& gpu, const Plan& plan) {
-  if (plan.lora_rank > 0) return;  // three forwards of FLOPs would count gradients that nobody forms
+void set_utilisation(Prediction& p, const ModelSpec& model, const GpuSpec& gpu, const Plan& plan, Flops run) {
   const auto peak = plan.precision.weights == DType::bf16   ? gpu.peak_bf16
                     : plan.precision.weights == DType::fp16 ? gpu.peak_fp16
                                                             : gpu.peak_fp32;
@@ -32,7 +31,7 @@ void set_utilisation(Prediction& p, const ModelSpec& model, const GpuSpec& gpu, 
   const double flops =
       model_flops(model, plan.micro_step(), AttentionCount::causal).base() * static_cast<double>(plan.accumulation);
   p.mfu = flops / p.step.base() / peak->base();
-  p.hfu = engine_flops(model, plan).base() / p.step.base() / peak->base();
+  p.hfu = run.base() / p.step.base() / peak->base();
 }
 
 void put(TierMemory& tier, std::string_view owner, Bytes bytes) {
@@ -51,7 +50,7 @@ Bytes whole_segments(Bytes room) {
 void set_gpu_memory(Prediction& p, const MachineSpec& machine, const EngineFit& fit) {
   Bytes owned;
   for (int o = 0; o < kNumOwners; ++o) {
-    const Bytes bytes = fit.prediction.owners[static_cast<std::size_t>(o)];
+    const Bytes bytes = fit.prediction.peak.owners[static_cast<std::size_t>(o)];
     put(p.gpu, to_string(static_cast<Owner>(o)), bytes);
     owned += bytes;
   }
@@ -107,8 +106,9 @@ Prediction engine_candidate_prediction(const ModelSpec& model, const MachineSpec
   p.kernels = time.compute;
   p.traffic = fit.prediction.traffic;
   p.limited_by = limit_of(time);
-  set_utilisation(p, model, machine.gpu, plan);
+  set_utilisation(p, model, machine.gpu, plan, fit.prediction.flops);
   set_gpu_memory(p, machine, fit);
+  p.gpu.at_op = label(fit.prediction.peak, model);
   p.host = host_memory(machine, fit);
   p.nvme = nvme_memory(model, machine, plan);
   return p;

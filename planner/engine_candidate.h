@@ -8,8 +8,8 @@
 namespace zeroplan {
 
 /// Step, utilisation (causal attention count), memory by owner (breakdowns sum to the peaks) of `plan`. Traffic as
-/// the replayed tape has it; resource times and the op at the peak are not known under these engines and stay empty.
-/// `tokens` of a step, the whole job.
+/// the replayed tape has it, and FLOPs of HFU and the op at the peak; resource times are not known under these engines
+/// and stay empty. `tokens` of a step, the whole job.
 Prediction engine_candidate_prediction(const ModelSpec& model, const MachineSpec& machine, const Plan& plan,
                                        const EngineTime& time, const EngineFit& fit, double tokens);
 

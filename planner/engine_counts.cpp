@@ -12,27 +12,8 @@ constexpr double kStateBytes = 12;
 /// The same and the gradients in fp32.
 constexpr double kSwappedBytes = 16;
 
-/// Of a layer's forward, what backward runs again.
-Flops recomputed(const BlockKind& kind, TokenShape tokens) {
-  Flops sum, last;
-  for (const GraphOp& op : kind.ops) {
-    const Flops flops = forward_flops(op, tokens);
-    sum += flops;
-    if (op.kernel == Kernel::linear) last = flops;
-  }
-  return sum - last;
-}
-
 /// Ranks that share one copy of masters, moments and gradients: under DeepSpeed all, whatever hpZ's groups.
 int state_ranks(const Plan& plan) { return plan.engine == Engine::deepspeed ? plan.ranks : plan.shard_ranks; }
-
-Flops micro_step_flops(const ModelSpec& model, const BlockKind& kind, TokenShape tokens, bool checkpointing) {
-  Flops sum;
-  for (const GraphOp& op : kind.ops) sum += forward_flops(op, tokens) + backward_flops(op, tokens);
-  if (kind.role == BlockRole::head && kind.head_tensor >= 0) sum += 3 * head_flops(kind, model.hidden, tokens);
-  if (checkpointing && kind.role == BlockRole::layer) sum += recomputed(kind, tokens);
-  return sum;
-}
 
 bool saves_inputs(const BlockKind& kind, const GraphOp& op) {
   switch (op.kernel) {
@@ -109,15 +90,6 @@ Bytes engine_nvme(const ModelSpec& model, const MachineSpec& machine, const Plan
   const double weights =
       plan.parameters.nvme > 0 ? size_of(plan.precision.weights) * static_cast<double>(model.parameters()) : 0;
   return Bytes(share * (states + weights));
-}
-
-Flops engine_flops(const ModelSpec& model, const Plan& plan) {
-  std::vector<Flops> each;
-  for (const BlockKind& kind : model.kinds)
-    each.push_back(micro_step_flops(model, kind, plan.micro_step(), plan.recompute != Recompute::none));
-  Flops sum;
-  for (const int kind : model.sequence) sum += each[static_cast<std::size_t>(kind)];
-  return sum * static_cast<double>(plan.accumulation);
 }
 
 }  // namespace zeroplan

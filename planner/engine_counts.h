@@ -1,5 +1,6 @@
 #pragma once
-// What of a configuration of DeepSpeed or FSDP2 is known without a replay: states that stay on a GPU, FLOPs that run.
+// What of a configuration of DeepSpeed or FSDP2 is known without a replay: states that stay on a GPU, activations that
+// surely do.
 
 #include "models/machine_spec.h"
 #include "models/model_spec.h"
@@ -26,10 +27,5 @@ Bytes engine_nvme(const ModelSpec& model, const MachineSpec& machine, const Plan
 /// checkpointed layers, else what PyTorch's autograd surely saves of each layer (inputs of linears, attention and
 /// activation functions). Never more than what a replay has alive then (tests/engine_counts_test.cpp).
 Bytes engine_saved_activations(const ModelSpec& model, const Plan& plan);
-
-/// FLOPs of one rank's step that matmuls and attention run, as the zeroplan engine's HFU counts them: the fused
-/// attention's backward is 2.5 forwards. Checkpointing runs a layer's forward again but for its last linear, at which
-/// PyTorch stops (step-time.md section 2). All parameters are trained.
-Flops engine_flops(const ModelSpec& model, const Plan& plan);
 
 }  // namespace zeroplan

@@ -5,6 +5,8 @@
 #include <variant>
 #include <vector>
 
+#include "models/op_label.h"
+
 namespace zeroplan {
 namespace {
 
@@ -34,30 +36,6 @@ void run(const EngineRecording& r, const EngineEnvironment& environment, LeadDet
   p.reserved_low = std::min(p.reserved, reserved_in_step(r, environment));
   times.pace.scale = 0.5;
   p.reserved_high = std::max(p.reserved, steady_reserved(replay(r.tape, environment.allocator, r.counting, &times)));
-}
-
-/// Calls visit(owner, change, now) at each alloc and free: the bytes that come or go, and all that is alive then.
-template <class Visit>
-void follow_live_bytes(const EngineTape& tape, Visit visit) {
-  std::int64_t now = 0;
-  for (const TapeOp& op : tape.ops()) {
-    if (op.kind != TapeKind::alloc && op.kind != TapeKind::free) continue;
-    const TapeBuffer& buffer = tape.buffer(static_cast<TapeId>(op.id));
-    const std::int64_t change = op.kind == TapeKind::alloc ? buffer.bytes : -buffer.bytes;
-    now += change;
-    visit(buffer.owner, change, now);
-  }
-}
-
-/// At the moment of the run at which most is alive.
-OwnerBytes owners_at_peak(const EngineTape& tape) {
-  OwnerBytes live{}, peak{};
-  std::int64_t most = -1;
-  follow_live_bytes(tape, [&](Owner owner, std::int64_t change, std::int64_t now) {
-    live[static_cast<std::size_t>(owner)] += Bytes(static_cast<double>(change));
-    if (now > most) most = now, peak = live;
-  });
-  return peak;
 }
 
 void count(Traffic& sum, const Work& work) {
@@ -146,6 +124,14 @@ int micro_steps_recorded(int accumulation, RecordedMicroSteps recorded) {
   return sum;
 }
 
+Flops steady_flops(const EngineRecording& r) {
+  Flops sum;
+  follow_steady_step(r.tape, r.accumulation, [&](const Work& work, double times) {
+    if (const auto* compute = std::get_if<Compute>(&work)) sum += work_flops(*compute) * times;
+  });
+  return sum;
+}
+
 Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment) {
   return job.zero_init ? environment.deepspeed_zero_init_process : environment.deepspeed_process;
 }
@@ -204,7 +190,8 @@ EnginePrediction predict(const EngineRecording& r, const EngineEnvironment& envi
   prediction.device_used = prediction.reserved + environment.context + environment.libraries +
                            environment.communicators + prediction.host_use.device_page_tables();
   prediction.host = r.process + prediction.host_use.total();
-  prediction.owners = owners_at_peak(r.tape);
+  prediction.peak = peak_moment(r.tape);
+  prediction.flops = steady_flops(r);
   return prediction;
 }
 
@@ -220,8 +207,13 @@ RunMemory replay_run(const EngineRecording& r, const EngineEnvironment& environm
 }
 
 Bytes live_peak(const EngineTape& tape) {
-  std::int64_t most = 0;
-  follow_live_bytes(tape, [&](Owner, std::int64_t, std::int64_t now) { most = std::max(most, now); });
+  std::int64_t now = 0, most = 0;
+  for (const TapeOp& op : tape.ops()) {
+    if (op.kind != TapeKind::alloc && op.kind != TapeKind::free) continue;
+    const std::int64_t bytes = tape.buffer(static_cast<TapeId>(op.id)).bytes;
+    now += op.kind == TapeKind::alloc ? bytes : -bytes;
+    most = std::max(most, now);
+  }
   return Bytes(static_cast<double>(most));
 }
 

@@ -8,6 +8,7 @@
 #include "models/deepspeed_engine.h"
 #include "models/eager_step.h"
 #include "models/fsdp2_engine.h"
+#include "planner/engine_peak.h"
 #include "planner/prediction.h"
 #include "sim/cost_model.h"
 #include "sim/engine_memory.h"
@@ -41,12 +42,14 @@ struct EnginePrediction {
   /// `reserved_high` with a host twice as fast as we take it to be. All three are equal elsewhere, and without a cost
   /// model.
   Bytes reserved, reserved_low, reserved_high;
-  Bytes device_used;    // by cudaMemGetInfo: reserved, context, libraries, communicators, page tables of pinned memory
-  Bytes host;           // resident set of the process
-  HostUse host_use;     // the engine's part of it
-  Traffic traffic;      // of the steady step
-  Bytes sent;           // by a rank in it, collectives going round as rings
-  OwnerBytes owners{};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
+  Bytes device_used;  // by cudaMemGetInfo: reserved, context, libraries, communicators, page tables of pinned memory
+  Bytes host;         // resident set of the process
+  HostUse host_use;   // the engine's part of it
+  Traffic traffic;    // of the steady step
+  Bytes sent;         // by a rank in it, collectives going round as rings
+  EnginePeak peak;    // the highest moment of the run; less than allocated by unsplit blocks
+  Flops flops;        // of a rank in the steady step: matrix products and attention, what is recomputed too
+};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
 
 /// Micro-steps after the second and before the last allocate what the second does, at the same addresses: a step of
@@ -57,6 +60,9 @@ inline constexpr int kDifferentMicroSteps = 3;
 /// any greater number. Throws std::logic_error when it has another number.
 Traffic steady_traffic(const EngineTape& tape, int accumulation);
 struct EngineRecording;
+/// FLOPs of matrix products and attention in the step, of what runs: no gradient that nobody needs, recomputing
+/// included.
+Flops steady_flops(const EngineRecording& recording);
 /// What a rank sends in the step's collectives when they go round as rings: (n - 1) / n of a gather's or scatter's
 /// message among n, twice that of an all-reduce's.
 Bytes steady_sent(const EngineRecording& recording);

@@ -8,6 +8,7 @@
 #include "models/arena.h"
 #include "models/error.h"
 #include "models/lower.h"
+#include "models/op_label.h"
 #include "models/overloaded.h"
 
 namespace zeroplan {
@@ -18,23 +19,6 @@ struct Totals {
   double flops = 0;
   Traffic traffic;
 };
-
-double flops_of(const Compute& c) {
-  return std::visit(overloaded{
-                        [](const Gemm& g) {
-                          return 2.0 * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) *
-                                 static_cast<double>(g.groups);
-                        },
-                        [](const AttentionWork& a) {
-                          GraphOp op;
-                          op.kernel = Kernel::attention;
-                          op.attention = a.shape;
-                          return (a.backward ? backward_flops(op, a.tokens) : forward_flops(op, a.tokens)).base();
-                        },
-                        [](const Pointwise&) { return 0.0; },
-                    },
-                    c.kernel);
-}
 
 Bytes& lane(Traffic& t, const Collective& c) {
   switch (c.kind) {
@@ -62,7 +46,7 @@ Totals totals(const Schedule& schedule) {
     std::visit(overloaded{
                    [](const Alloc&) {},
                    [](const Free&) {},
-                   [&](const Compute& c) { sum.flops += n * flops_of(c); },
+                   [&](const Compute& c) { sum.flops += n * work_flops(c).base(); },
                    [&](const Collective& c) { lane(sum.traffic, c) += n * c.message(); },
                    [&](const Copy& c) { lane(sum.traffic, c) += n * c.bytes; },
                    [](const AdamStep&) {},

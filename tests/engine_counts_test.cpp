@@ -2,8 +2,12 @@
 
 #include "planner/engine_counts.h"
 
+#include <variant>
+
 #include "models/error.h"
+#include "models/op_label.h"
 #include "planner/engine_fit.h"
+#include "planner/engine_plans.h"
 #include "planner/export_fit.h"
 #include "planner/search.h"
 #include "planner/search_space.h"
@@ -96,27 +100,77 @@ TEST_CASE("BLAS workspaces by GPU") {
   CHECK(mebibytes("MI300X") == 128);
 }
 
-TEST_CASE("FLOPs of a step under an engine, by hand") {
-  // Llama-2 7B: 32 layers, hidden 4096, ffn 11008, vocabulary 32000.
-  const Request request = request_for("llama-2-7b", Engine::deepspeed, DType::bf16);
-  const double h = 4096, f = 11008, layers = 32, tokens = 2 * 64, micro_steps = 1;
-  const double linears = 2 * tokens * (4 * h * h + 3 * h * f);
-  const double attention = 4 * tokens * h * (64 + 1) / 2.0;  // mean keys of the causal half
-  const double head = 2 * tokens * h * 32000;
+namespace {
+
+/// FLOPs of a rank's step of Llama-2 7B: 2 x 64 tokens a micro-step.
+double flops_of(Engine engine, int stage, Recompute recompute, std::int64_t lora_rank, std::int64_t micro_steps) {
+  Request request = request_for("llama-2-7b", engine, DType::bf16);
+  request.lora_rank = lora_rank;
   Choice choice;
-  choice.stage = 2;
+  choice.stage = stage;
   choice.shard_ranks = 4;
   choice.micro_batch = 2;
-  const Workload workload{64, 8};
-  Plan plan = plan_of(request, workload, choice);
-  REQUIRE(plan.accumulation == 1);
-  CHECK(engine_flops(request.model, plan).base() ==
-        Approx(micro_steps * (layers * (3 * linears + 3.5 * attention) + 3 * head)).epsilon(1e-12));
-  choice.recompute = Recompute::full;
-  plan = plan_of(request, workload, choice);
-  const double again = linears - 2 * tokens * h * f + attention;  // the down projection does not run again
-  CHECK(engine_flops(request.model, plan).base() ==
-        Approx(layers * (3 * linears + 3.5 * attention + again) + 3 * head).epsilon(1e-12));
+  choice.recompute = recompute;
+  const Plan plan = plan_of(request, {64, 8 * micro_steps}, choice);
+  REQUIRE(plan.accumulation == micro_steps);
+  EnginePlans plans(request);
+  return plans.fit(plan, FitDetail::whole).prediction.flops.base();
+}
+
+}  // namespace
+
+TEST_CASE("FLOPs of a step under an engine, by hand") {
+  // Llama-2 7B: 32 layers, hidden 4096, ffn 11008, vocabulary 32000, heads of 128.
+  const double h = 4096, f = 11008, layers = 32, tokens = 2 * 64;
+  const double linears = 2 * tokens * (4 * h * h + 3 * h * f), down = 2 * tokens * h * f;
+  const double attention = 4 * tokens * h * (64 + 1) / 2.0;  // mean keys of the causal half
+  const double head = 2 * tokens * h * 32000;
+  // Angles of rotary embeddings are a matrix product too: positions by frequencies.
+  constexpr double kRotary = 1e-6;
+  const double step = layers * (3 * linears + 3.5 * attention) + 3 * head;
+  const auto near = [&](double value) { return Approx(value).epsilon(kRotary); };
+  CHECK(flops_of(Engine::fsdp2, 3, Recompute::none, 0, 1) == near(step));
+  CHECK(flops_of(Engine::deepspeed, 2, Recompute::none, 0, 1) == near(step));
+  // Recomputing ends once what backward needs is there, before the down projection. Stage 3's own linear runs it.
+  const double again = layers * (linears + attention);
+  CHECK(flops_of(Engine::fsdp2, 3, Recompute::full, 0, 1) == near(step + again - layers * down));
+  CHECK(flops_of(Engine::deepspeed, 2, Recompute::full, 0, 1) == near(step + again - layers * down));
+  CHECK(flops_of(Engine::deepspeed, 3, Recompute::full, 0, 1) == near(step + again));
+  // Three micro-steps recorded stand for five.
+  CHECK(flops_of(Engine::fsdp2, 3, Recompute::none, 0, 5) == near(5 * step));
+
+  // Adapters of rank r on each linear [out, in]: A and B forward, and in backward their two gradients each. Frozen
+  // matrices have the gradient of their input alone, the first layer's q, k and v not even that, nor their A's.
+  const double r = 16;
+  const double adapters = 2 * tokens * r * (4 * (h + h) + 3 * (h + f));
+  const double first = 3 * 2 * tokens * (h * h + h * r);
+  const double lora = layers * (2 * linears + 3 * adapters + 3.5 * attention) - first + 2 * head;
+  CHECK(flops_of(Engine::fsdp2, 3, Recompute::none, 16, 1) == near(lora));
+  CHECK(flops_of(Engine::deepspeed, 2, Recompute::none, 16, 1) == near(lora));
+}
+
+TEST_CASE("Model FLOPs are those of PyTorch's step without what its kernels do twice, adapters or not") {
+  constexpr double kFusedBackward = 2.5, kModelBackward = 2;  // of attention, in forwards
+  for (const char* name : {"llama-2-7b", "qwen3-0.6b", "gpt2", "opt-1.3b", "mistral-7b-v0.1"}) {
+    for (const std::int64_t rank : {0, 8}) {
+      EagerOptions options;
+      options.tokens = {1, 128};
+      options.lora_rank = rank;
+      const ModelSpec model = find_model(name);
+      double sum = 0;
+      const EagerStep step = eager_step(model, options);
+      for (const EagerEvent& event : step.events) {
+        if (event.kind != EagerEventKind::kernel) continue;
+        const Compute& work = step.works[static_cast<std::size_t>(event.id)];
+        const auto* attention = std::get_if<AttentionWork>(&work.kernel);
+        const bool twice = attention != nullptr && attention->backward;
+        sum += work_flops(work).base() * (twice ? kModelBackward / kFusedBackward : 1);
+      }
+      const double flops = model_flops(adapted_model(model, rank), options.tokens, AttentionCount::causal).base();
+      INFO(name << " rank " << rank << ": " << flops << " " << sum);
+      CHECK(flops == Approx(sum).epsilon(1e-5));  // the angles of rotary embeddings are products too
+    }
+  }
 }
 
 TEST_CASE("Traffic under DeepSpeed: three recorded micro-steps stand for many") {

@@ -283,7 +283,12 @@ TEST_CASE("Under other engines adapters are planned: less memory than training e
     REQUIRE(adapters.feasible);
     for (const Candidate& c : adapters.plans) {
       CHECK(c.plan.lora_rank == 16);
-      CHECK_FALSE(c.prediction.mfu.has_value());
+      CHECK(c.prediction.mfu.value() < c.prediction.hfu.value());
+      CHECK(c.prediction.hfu.value() < 1);
+      // Not of the weights that stay frozen: two forwards of every three.
+      CHECK(c.prediction.mfu.value() * c.prediction.step <
+            0.75 * (all.plans.front().prediction.mfu.value() * all.plans.front().prediction.step));
+      CHECK_FALSE(c.prediction.gpu.at_op.empty());
       EnginePlans plans(request);
       const EngineFit fit = plans.fit(c.plan);
       CHECK(fit.fits_in_step());
