@@ -23,19 +23,25 @@ Bytes steady_reserved(const RunMemory& memory) {
   return memory.steps.empty() ? memory.peak_reserved : memory.steps.back().reserved;
 }
 
+/// Times of the works where the host's lead matters and is known: nothing otherwise.
+std::optional<WorkTimes> lead_times(const EngineRecording& r, const EngineEnvironment& environment) {
+  if (environment.cost == nullptr || !depends_on_timing(r.tape)) return std::nullopt;
+  return work_times(r.tape, *environment.cost);
+}
+
+RunMemory replayed(const EngineRecording& r, const EngineEnvironment& environment,
+                   const std::optional<WorkTimes>& times) {
+  return replay(r.tape, environment.allocator, r.counting, times ? &*times : nullptr);
+}
+
 void run(const EngineRecording& r, const EngineEnvironment& environment, LeadDetail detail, EnginePrediction& p) {
-  if (environment.cost == nullptr || !depends_on_timing(r.tape)) {
-    p.memory = replay(r.tape, environment.allocator, r.counting);
-    p.reserved = p.reserved_low = p.reserved_high = steady_reserved(p.memory);
-    return;
-  }
-  WorkTimes times = work_times(r.tape, *environment.cost);
-  p.memory = replay(r.tape, environment.allocator, r.counting, &times);
+  std::optional<WorkTimes> times = lead_times(r, environment);
+  p.memory = replayed(r, environment, times);
   p.reserved = p.reserved_low = p.reserved_high = steady_reserved(p.memory);
-  if (detail == LeadDetail::expected) return;
+  if (!times || detail == LeadDetail::expected) return;
   p.reserved_low = std::min(p.reserved, reserved_in_step(r, environment));
-  times.pace.scale = 0.5;
-  p.reserved_high = std::max(p.reserved, steady_reserved(replay(r.tape, environment.allocator, r.counting, &times)));
+  times->pace.scale = 0.5;
+  p.reserved_high = std::max(p.reserved, steady_reserved(replayed(r, environment, times)));
 }
 
 void count(Traffic& sum, const Work& work) {
@@ -112,10 +118,6 @@ Bytes steady_sent(const EngineRecording& r) {
   Bytes sum;
   follow_steady_step(r.tape, r.accumulation, [&](const Work& work, double times) {
     const auto* collective = std::get_if<Collective>(&work);
-int micro_steps_recorded(int accumulation, RecordedMicroSteps recorded) {
-  return recorded == RecordedMicroSteps::all ? accumulation : std::min(accumulation, kDifferentMicroSteps);
-}
-
     if (collective == nullptr) return;
     const double members = r.members(collective->group);
     const double passes = collective->kind == CollectiveKind::all_reduce ? 2 : 1;
@@ -137,6 +139,10 @@ Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment) 
 }
 
 namespace {
+
+int micro_steps_recorded(int accumulation, RecordedMicroSteps recorded) {
+  return recorded == RecordedMicroSteps::all ? accumulation : std::min(accumulation, kDifferentMicroSteps);
+}
 
 /// Of collectives in Group::shard: MiCS' group, hpZ's, or the node that qgZ exchanges in first.
 int group_of_shards(const DeepSpeedJob& job) {
@@ -196,14 +202,11 @@ EnginePrediction predict(const EngineRecording& r, const EngineEnvironment& envi
 }
 
 Bytes reserved_in_step(const EngineRecording& r, const EngineEnvironment& environment) {
-  return steady_reserved(replay(r.tape, environment.allocator, r.counting));
+  return steady_reserved(replayed(r, environment, std::nullopt));
 }
 
 RunMemory replay_run(const EngineRecording& r, const EngineEnvironment& environment) {
-  if (environment.cost == nullptr || !depends_on_timing(r.tape))
-    return replay(r.tape, environment.allocator, r.counting);
-  const WorkTimes times = work_times(r.tape, *environment.cost);
-  return replay(r.tape, environment.allocator, r.counting, &times);
+  return replayed(r, environment, lead_times(r, environment));
 }
 
 Bytes live_peak(const EngineTape& tape) {

@@ -49,7 +49,6 @@ struct EnginePrediction {
   Bytes sent;         // by a rank in it, collectives going round as rings
   EnginePeak peak;    // the highest moment of the run; less than allocated by unsplit blocks
   Flops flops;        // of a rank in the steady step: matrix products and attention, what is recomputed too
-};  // who holds what at the highest moment of the run; less than allocated by unsplit blocks
 };
 
 /// Micro-steps after the second and before the last allocate what the second does, at the same addresses: a step of
@@ -82,17 +81,17 @@ struct EngineRecording {
 };
 /// Resident set of a process without what the engine offloads.
 Bytes process_of(const DeepSpeedJob& job, const EngineEnvironment& environment);
+/// How much of a step a recording holds.
+enum class RecordedMicroSteps : std::uint8_t {
+  different,  // kDifferentMicroSteps at most
+  all,
+};
 /// `least_steps`: so many steps at least; with fewer it ends with the first steady one. Where the card is so full that
 /// the allocator gives memory back, no two steps need be the same.
 EngineRecording record_deepspeed(const EagerStep& step, TokenShape tokens, const DeepSpeedJob& job,
                                  const EngineEnvironment& environment, int least_steps = 0,
                                  RecordedMicroSteps recorded = RecordedMicroSteps::different);
 EngineRecording record_fsdp2(const EagerStep& step, TokenShape tokens, int accumulation, const Fsdp2Options& options,
-/// How much of a step a recording holds.
-enum class RecordedMicroSteps : std::uint8_t {
-  different,  // kDifferentMicroSteps at most
-  all,
-};
                              const EngineEnvironment& environment, int least_steps = 0,
                              RecordedMicroSteps recorded = RecordedMicroSteps::different);
 
