@@ -116,8 +116,9 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   }
   if (!deepspeed) return update;
   if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
-  // In Python, tensor by tensor: what of the model's tensors a rank updates.
-  if (run.stage < 3 && run.type != DType::fp32 && run.offload_optimizer == OffloadedOptimizer::none)
+  // In Python, tensor by tensor: what of the model's tensors a rank updates. Stage 0 has flat groups but in bf16.
+  const bool by_tensor = run.stage == 0 ? run.type == DType::bf16 : run.stage < 3;
+  if (by_tensor && run.offload_optimizer == OffloadedOptimizer::none)
     update.optimizer +=
         Seconds(c.fit[TimeFit::optimizer_tensor_deepspeed] * kMillisecond * num_tensors(model) / c.shards());
   if (run.communicates) update.host = Seconds(c.fit[TimeFit::deepspeed_overhead]);

@@ -83,14 +83,17 @@ TEST_CASE(
              WithinRel(kLayers * 8192 * forward / (0.5 * kH200Memory), kSame));
 }
 
-TEST_CASE("Fused attention does 4 s h T / 2 FLOPs forward and 2.5 times that backward, at its share of the peak") {
+TEST_CASE(
+    "Fused attention does 4 s h T / 2 FLOPs forward, at its share of the peak, an exponential a score, and 2.5 times "
+    "that backward") {
   const ModelSpec model = find_model("llama-2-7b");
   EngineTimeFit fit = builtin_engine_time_fit();
   for (AttentionEfficiency& each : fit.attention)
     each.value = each.arch == "Hopper" && each.kernel == "SDPA" ? 0.4 : 0.1;
   EngineTimeRun run = alone(TimedEngine::fsdp2, 2, 4096);
   const double forward = 4.0 * 4096 * kHidden * 8192 * (4097.0 / 8192);
-  const double rate = 0.4 * kH200Peak;
+  // A Hopper multiprocessor: 4096 FLOPs of products and 16 exponentials a clock, 4 x 128 FLOPs a score.
+  const double rate = kH200Peak / (1 / 0.4 + 4096.0 / 16 / (4 * 128));
   const MachineSpec machine = node_of("H200-SXM-141GB", 1);
   CHECK_THAT(predict_engine_time(model, machine, run, fit).attention.base(),
              WithinRel(kLayers * forward * 3.5 / rate, kSame));
@@ -113,6 +116,47 @@ TEST_CASE("A GPU without fused attention computes all scores and moves each ten 
   const double matmul = 4 * 64 * scores / (0.25 * 125e12);
   const double traffic = 10 * scores / (0.5 * 900e9);
   CHECK_THAT(time.attention.base(), WithinRel(48 * (matmul * 3 + traffic * 2.3), kSame));
+}
+
+TEST_CASE(
+    "Exponentials take a larger part of attention with small heads, and a smaller one on GPUs of slower products") {
+  CHECK(exponential_dims(find_gpu("H200-SXM-141GB")) == 64);
+  CHECK(exponential_dims(find_gpu("A100-SXM4-80GB")) == 32);
+  CHECK(exponential_dims(find_gpu("B200-SXM-180GB")) == 128);
+  CHECK(exponential_dims(find_gpu("A10G")) == 16);
+  CHECK(exponential_dims(find_gpu("V100-SXM2-32GB")) == 0);  // no fused kernel runs there
+}
+
+TEST_CASE("Eager attention moves 16 bytes a score forward and 18 backward, twice that around a softmax in fp32") {
+  const auto attention = [](const std::string& name, DType type) {
+    EngineTimeFit fit = with(TimeFit::memory_rate_scores, 0.5);
+    fit.values[static_cast<std::size_t>(TimeFit::unfused_attention_rate)].value = 0.25;
+    EngineTimeRun run = alone(TimedEngine::deepspeed, 2, 1024);
+    run.attention = AttentionSoftware::eager;
+    run.type = type;
+    return predict_engine_time(find_model(name), node_of("H200-SXM-141GB", 1), run, fit).attention.base();
+  };
+  const auto expected = [](double layers, double heads, double width, double bytes, double peak) {
+    const double scores = layers * heads * 1024 * 2048;
+    return 3 * 4 * width * scores / (0.25 * peak) + bytes * scores / (0.5 * kH200Memory);
+  };
+  CHECK_THAT(attention("gpt2-xl", DType::bf16), WithinRel(expected(48, 25, 64, 34, kH200Peak), kSame));
+  CHECK_THAT(attention("llama-2-7b", DType::bf16), WithinRel(expected(32, 32, 128, 68, kH200Peak), kSame));
+  const double fp32 = find_gpu("H200-SXM-141GB").peak_fp32->base();
+  CHECK_THAT(attention("llama-2-7b", DType::fp32), WithinRel(expected(32, 32, 128, 68, fp32), kSame));
+}
+
+TEST_CASE("Alone on its host, DeepSpeed's backward takes a share of the forward's ops and a hook a tensor") {
+  const ModelSpec model = find_model("tinyllama-1.1b");
+  EngineTimeFit fit = with(TimeFit::host_op, 100);
+  fit.values[static_cast<std::size_t>(TimeFit::host_op_backward)].value = 0.5;
+  fit.values[static_cast<std::size_t>(TimeFit::host_hook_deepspeed)].value = 200;
+  EngineTimeRun run = alone(TimedEngine::deepspeed, 1, 16);  // no kernels to speak of
+  const EngineTime time = predict_engine_time(model, node_of("H200-SXM-141GB", 1), run, fit);
+  CHECK_THAT((time.compute + time.host).base(), WithinRel(22 * (40 * 150e-6 + 9 * 200e-6), 0.1));
+  run.recompute = TimedRecompute::full;
+  const EngineTime again = predict_engine_time(model, node_of("H200-SXM-141GB", 1), run, fit);
+  CHECK_THAT((again.compute + again.host - time.compute - time.host).base(), WithinRel(22 * 40 * 100e-6, 0.02));
 }
 
 TEST_CASE("Matmuls take FLOPs over the efficiency, and recompute stops before the last linear") {
@@ -151,17 +195,18 @@ TEST_CASE("The optimizer streams its bytes a local parameter") {
   CHECK_THAT(predict_engine_time(model, machine, run, fit).optimizer.base(),
              WithinRel(kParameters / 2 * 50 / kH200Memory + 0.006, kSame));
   fit = with(TimeFit::optimizer_deepspeed, 150);
+  fit.values[static_cast<std::size_t>(TimeFit::optimizer_tensor_deepspeed)].value = 0.11;
+  const double tensors = (32 * 9 + 3) * 0.11e-3;
   // Two norms, seven matrices a layer; embedding, final norm, head: stage 0 in bf16 visits each.
   EngineTimeRun plain = alone(TimedEngine::deepspeed, 1, 2048);
   plain.stage = 0;
   const Seconds bf16 = predict_engine_time(model, machine, plain, fit).optimizer;
   plain.type = DType::fp16;
-  CHECK_THAT((bf16 - predict_engine_time(model, machine, plain, fit).optimizer).base(),
-             WithinRel((32 * 9 + 3) * 0.11e-3, 1e-6));
+  CHECK_THAT((bf16 - predict_engine_time(model, machine, plain, fit).optimizer).base(), WithinRel(tensors, 1e-6));
   fit.values[static_cast<std::size_t>(TimeFit::optimizer_deepspeed_all)].value = 4;
   fit.values[static_cast<std::size_t>(TimeFit::optimizer_start_deepspeed)].value = 10;
   CHECK_THAT(predict_engine_time(model, machine, alone(TimedEngine::deepspeed, 1, 2048), fit).optimizer.base(),
-             WithinRel(kParameters * (150.0 / 8 + 4) / kH200Memory + 0.010, kSame));
+             WithinRel(kParameters * (150.0 / 8 + 4) / kH200Memory + 0.010 + tensors / 8, kSame));
 }
 
 TEST_CASE("The loss moves its bytes a token a vocabulary entry") {
