@@ -158,14 +158,6 @@ class EngineSearch {
     }
   }
 
-  void refuse_precision() const {
-    const GpuSpec& gpu = request_.machine.gpu;
-    if (request_.machine.host_device || GpuModel(gpu).supports(request_.precision)) return;
-    throw InputError(fmt::format(
-        "--precision {}{}: expected {}: {} has no matmuls of that type", to_string(request_.precision),
-        request_.precision == DType::bf16 ? " (the default)" : "", gpu.peak_fp16 ? "fp16 or fp32" : "fp32", gpu.name));
-  }
-
   void refuse_adam() const {
     const auto& fixed = request_.constraints.offload;
     const bool host = fixed && (fixed->what == OffloadWhat::parameters || fixed->what == OffloadWhat::all);
@@ -191,7 +183,7 @@ class EngineSearch {
   void collect() {
     refuse_nvme();
     refuse_adam();
-    refuse_precision();
+    if (!request_.machine.host_device) require_matmuls(request_.machine.gpu, request_.precision);
     for (const int stage : stages()) {
       for (const OffloadStyle& offload : offloads(stage)) {
         for (const int group : groups(stage, offload)) {

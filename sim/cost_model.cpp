@@ -141,11 +141,7 @@ struct MachineCostModel::Parts {
         host(m),
         links(host_links(m)),
         shard_ranks(shard) {
-    if (!gpu.supports(type)) {
-      throw InputError(fmt::format("--precision {}{}: {} has no {} matmul rate; expected {}", to_string(type),
-                                   type == DType::bf16 ? " (the default)" : "", m.gpu.name, to_string(type),
-                                   m.gpu.peak_fp16 ? "--precision fp16 or fp32" : "--precision fp32"));
-    }
+    require_matmuls(m.gpu, type);
     require_even_groups(m.ranks(), m.gpus_per_node, shard);
     scale.fill(1);
     if (m.host_kernels) host_device.emplace(m, shard, type, model);

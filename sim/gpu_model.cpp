@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "models/error.h"
 #include "sim/kernel_shapes.h"
 
 namespace zeroplan {
@@ -278,6 +279,13 @@ std::vector<Assumption> GpuModel::assumptions() const {
       sweep + "; queue full, no graph");
   if (sms_assumed_) add(name_ + " SMs", fmt::format("{:.0f}", kAssumedSms), "not in the catalog: B200's count");
   return list;
+}
+
+void require_matmuls(const GpuSpec& gpu, DType type) {
+  if (GpuModel(gpu).supports(type)) return;
+  throw InputError(fmt::format("--precision {}{}: expected {}: {} has no {} matmul rate", to_string(type),
+                               type == DType::bf16 ? " (the default)" : "", gpu.peak_fp16 ? "fp16 or fp32" : "fp32",
+                               gpu.name, to_string(type)));
 }
 
 }  // namespace zeroplan

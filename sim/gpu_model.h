@@ -100,4 +100,7 @@ class GpuModel {
   FlopsPerSecond measured_;
 };
 
+/// Throws InputError, worded for --precision, when GpuModel does not support the type on this GPU.
+void require_matmuls(const GpuSpec& gpu, DType type);
+
 }  // namespace zeroplan
