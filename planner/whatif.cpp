@@ -118,12 +118,13 @@ struct Planned {
   std::optional<Answer> answer;
   std::string refusal;
 
-  WhatifRow row(const Alternative& alternative) const {
+  /// Takes over what was planned, reports of all plans included.
+  WhatifRow row(const Alternative& alternative) && {
     WhatifRow row;
     row.alternative = alternative;
-    row.alternative.machine = machine;
-    row.answer = answer;
-    row.refusal = refusal;
+    row.alternative.machine = std::move(machine);
+    row.answer = std::move(answer);
+    row.refusal = std::move(refusal);
     return row;
   }
 };
@@ -189,14 +190,14 @@ bool better_count(const WhatifRow& a, const WhatifRow& b, const WhatifLimits& li
   return preferred(*run_a, *run_b, limits.prefer);
 }
 
-WhatifRow row_of(const Alternative& alternative, const std::vector<Planned>& planned, const WhatifLimits& limits) {
+WhatifRow row_of(const Alternative& alternative, std::vector<Planned> planned, const WhatifLimits& limits) {
   std::optional<WhatifRow> best;
   std::vector<NodeTrial> trials;
-  for (const Planned& one : planned) {
-    WhatifRow row = one.row(alternative);
+  for (Planned& one : planned) {
+    WhatifRow row = std::move(one).row(alternative);
     const Candidate* fitting = row.best();
-    trials.push_back(
-        {one.machine.nodes, fitting != nullptr ? fitting->prediction.tokens_per_second : 0, row.run(limits)});
+    trials.push_back({row.alternative.machine.nodes, fitting != nullptr ? fitting->prediction.tokens_per_second : 0,
+                      row.run(limits)});
     if (!best || better_count(row, *best, limits)) best = std::move(row);
   }
   best->trials = std::move(trials);
@@ -221,8 +222,8 @@ std::vector<WhatifPoint> runs_with_more_nodes(const WhatifAnswer& answer) {
   jobs = plan_all(answer.workload, std::move(jobs));
   std::vector<WhatifPoint> points;
   for (std::size_t j = 0; j < jobs.size(); ++j) {
-    for (const Planned& one : jobs[j]) {
-      const auto run = one.row(answer.rows[rows[j]].alternative).run(answer.limits);
+    for (Planned& one : jobs[j]) {
+      const auto run = std::move(one).row(answer.rows[rows[j]].alternative).run(answer.limits);
       if (run) points.push_back({rows[j], false, *run});
     }
   }
@@ -311,10 +312,9 @@ WhatifAnswer plan_alternatives(const Request& workload, const std::vector<Altern
   answer.workload = workload;
   answer.limits = limits;
   fill_workload(answer, alternatives);
-  const std::vector<std::vector<Planned>> planned =
-      plan_all(answer.workload, jobs_of(answer.workload, alternatives, limits));
+  std::vector<std::vector<Planned>> planned = plan_all(answer.workload, jobs_of(answer.workload, alternatives, limits));
   for (std::size_t i = 0; i < alternatives.size(); ++i) {
-    answer.rows.push_back(row_of(alternatives[i], planned[i], limits));
+    answer.rows.push_back(row_of(alternatives[i], std::move(planned[i]), limits));
   }
   if (std::ranges::none_of(answer.rows, [](const WhatifRow& row) { return row.answer.has_value(); })) {
     throw InputError(answer.rows.front().refusal);
