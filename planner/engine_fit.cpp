@@ -168,7 +168,7 @@ struct EngineFitter::State {
     result.failure = memory.out_of_memory->message();
   }
 
-  /// Of rank 0.
+  /// Of rank 0: what needs no eager step.
   DeepSpeedJob job(const DeepSpeedConfig& config, const EngineWorkload& w) const {
     DeepSpeedJob job;
     job.config = config;
@@ -184,6 +184,17 @@ struct EngineFitter::State {
     job.rank = deepspeed_worst_rank(step, job);
     const EngineEnvironment outside;
     job.flattens_on_host = deepspeed_flattens_on_host(step, job, capacity() - outside.context - outside.libraries);
+  }
+
+  /// A job of the rank that needs most, and the step that it trains. Not to be copied: a Recorder keeps references.
+  struct Prepared {
+    const EagerStep& step;
+    DeepSpeedJob job;
+  };
+  Prepared prepare(DeepSpeedJob job, const EngineWorkload& w) {
+    const EagerStep& trained = step(w, job.config.stage == 3);
+    complete(job, trained);
+    return {trained, std::move(job)};
   }
   static Recorder recorder(const EagerStep& step, const DeepSpeedJob& job, const EngineWorkload& w) {
     return {[&](const EngineEnvironment& e) { return zeroplan::record_deepspeed(step, w.tokens, job, e); },
@@ -205,6 +216,11 @@ std::string caveat_of(const DeepSpeedConfig& config) {
   return nvme ? "NVMe as DeepSpeed's source has it, not measured" : "";
 }
 
+void say_whose(EngineFit& fit, const DeepSpeedJob& job) {
+  fit.rank = job.rank;
+  fit.caveat = caveat_of(job.config);
+}
+
 }  // namespace
 
 EngineFitter::EngineFitter(const ModelSpec& model, const MachineSpec& machine, double margin)
@@ -212,12 +228,9 @@ EngineFitter::EngineFitter(const ModelSpec& model, const MachineSpec& machine, d
 EngineFitter::~EngineFitter() = default;
 
 EngineFit EngineFitter::deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w, FitDetail detail) {
-  const EagerStep& step = state_->step(w, config.stage == 3);
-  DeepSpeedJob job = state_->job(config, w);
-  state_->complete(job, step);
+  const auto [step, job] = state_->prepare(state_->job(config, w), w);
   EngineFit fit = state_->fit(w, job.shard_ranks(), State::recorder(step, job, w), detail);
-  fit.rank = job.rank;
-  fit.caveat = caveat_of(config);
+  say_whose(fit, job);
   return fit;
 }
 
@@ -228,16 +241,12 @@ EngineFit EngineFitter::fsdp2(const Fsdp2Options& options, const EngineWorkload&
 }
 
 EngineTrial EngineFitter::try_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w, Bytes known) {
-  DeepSpeedJob job = state_->job(config, w);
-  EngineTrial trial = state_->trial_of_known(w, job.shard_ranks(), known);
+  DeepSpeedJob of_rank_0 = state_->job(config, w);
+  EngineTrial trial = state_->trial_of_known(w, of_rank_0.shard_ranks(), known);
   if (trial.device_at_least > state_->capacity()) return trial;
-  const EagerStep& step = state_->step(w, config.stage == 3);
-  state_->complete(job, step);
+  const auto [step, job] = state_->prepare(std::move(of_rank_0), w);
   trial = state_->trial(w, job.shard_ranks(), State::recorder(step, job, w), trial);
-  if (trial.fit) {
-    trial.fit->rank = job.rank;
-    trial.fit->caveat = caveat_of(config);
-  }
+  if (trial.fit) say_whose(*trial.fit, job);
   return trial;
 }
 
@@ -250,9 +259,7 @@ EngineTrial EngineFitter::try_fsdp2(const Fsdp2Options& options, const EngineWor
 
 EngineRecording EngineFitter::record_deepspeed(const DeepSpeedConfig& config, const EngineWorkload& w,
                                                RecordedMicroSteps recorded) {
-  const EagerStep& step = state_->step(w, config.stage == 3);
-  DeepSpeedJob job = state_->job(config, w);
-  state_->complete(job, step);
+  const auto [step, job] = state_->prepare(state_->job(config, w), w);
   return zeroplan::record_deepspeed(step, w.tokens, job, state_->environment(w, job.shard_ranks()), 0, recorded);
 }
 

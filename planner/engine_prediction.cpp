@@ -1,6 +1,7 @@
 #include "planner/engine_prediction.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <variant>
 #include <vector>
