@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "models/error.h"
 
@@ -15,6 +17,26 @@ constexpr std::int64_t kDefaultSeqLen = 4096;
 std::int64_t default_batch(std::int64_t seq_len, std::int64_t multiple) {
   const std::int64_t sequences = (kDefaultTokens + seq_len - 1) / seq_len;
   return (sequences + multiple - 1) / multiple * multiple;
+}
+
+/// What a default batch of `ranks` shares takes from the search when a share is a prime: no micro-batch but 1 and the
+/// whole share. Empty otherwise; 2 and 3 leave out nothing worth a word.
+std::string prime_share(std::int64_t batch, std::int64_t ranks) {
+  const std::int64_t share = batch / ranks;
+  const auto divides = [](std::int64_t number) { return [=](std::int64_t d) { return number % d == 0; }; };
+  std::vector<std::int64_t> factors;
+  for (std::int64_t d = 2; d * d <= share; ++d) factors.push_back(d);
+  if (share < 5 || std::ranges::any_of(factors, divides(share))) return "";
+  const std::int64_t better = (share + 3) / 4 * 4;  // the next with 2 and 4
+  std::vector<std::int64_t> divisors;
+  for (std::int64_t d = 1; d <= better; ++d) {
+    if (better % d == 0) divisors.push_back(d);
+  }
+  return fmt::format(
+      "the default batch, {} sequences on {}, leaves micro-batches of 1 and {} alone: {} is a prime; --global-batch {} "
+      "has {}",
+      batch, ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks), share, share, better * ranks,
+      fmt::join(divisors, ", "));
 }
 
 }  // namespace
@@ -50,6 +72,10 @@ Workload workload_of(const Request& request, std::vector<Assumption>& assumption
         {"global batch",
          fmt::format("{} sequences ({} tokens)", w.global_batch, format_count(w.global_batch * w.seq_len)),
          "default: 512 Ki tokens, rounded up to a multiple of the ranks; --global-batch"});
+    if (std::string warning = prime_share(w.global_batch, ranks);
+        !request.constraints.micro_batch && !warning.empty()) {
+      warnings.push_back(std::move(warning));
+    }
   }
   return w;
 }

@@ -141,5 +141,27 @@ TEST_CASE("The nearest plan of an answer that does not fit lacks something") {
   }
 }
 
+TEST_CASE("A default batch that leaves two micro-batches has a warning with the nearest that leaves more") {
+  const auto warned = [](const std::string& gpus, std::optional<std::int64_t> batch,
+                         std::optional<std::int64_t> micro) {
+    Request request = request_of("13B", gpus);
+    request.global_batch = batch;
+    request.constraints.micro_batch = micro;
+    std::vector<Assumption> assumptions;
+    std::vector<std::string> warnings;
+    workload_of(request, assumptions, warnings);
+    return warnings.empty() ? std::string() : warnings.front();
+  };
+  CHECK(warned("3xA100-80G", {}, {}) ==
+        "the default batch, 129 sequences on 3 ranks, leaves micro-batches of 1 and 43 alone: 43 is a prime; "
+        "--global-batch 132 has 1, 2, 4, 11, 22, 44");
+  CHECK(warned("3xA100-80G", 129, {}).empty());  // somebody's choice
+  CHECK(warned("3xA100-80G", {}, 2).empty());
+  for (const char* gpus : {"1xA100-80G", "2xA100-80G", "4xA100-80G", "5xA100-80G", "6xA100-80G", "8xA100-80G"}) {
+    CHECK(warned(gpus, {}, {}).empty());  // 128, 64, 32, 26, 22, 16 a rank
+  }
+  CHECK(warned("7xA100-80G", {}, {}).find("micro-batches of 1 and 19") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace zeroplan
