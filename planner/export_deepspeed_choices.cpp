@@ -217,7 +217,7 @@ class Chooser {
           "the plan computes the loss {} tokens at a time; a plain one takes {} for logits on each GPU. Use a fused "
           "or chunked cross-entropy.",
           plan_.loss_chunk_tokens,
-          format_gib(Bytes(14.0 * static_cast<double>(tokens) * static_cast<double>(subject_.model.vocab)))));
+          noted_gib(Bytes(14.0 * static_cast<double>(tokens) * static_cast<double>(subject_.model.vocab)))));
     }
     if (choices_.stage == 3) {
       const Bytes weights = bytes_of(shape_.parameters, plan_.precision.weights);
@@ -225,7 +225,7 @@ class Chooser {
           fmt::format("create TrainingArguments before from_pretrained(), or use deepspeed.zero.Init: otherwise each "
                       "GPU first holds "
                       "all weights ({}).",
-                      format_gib(weights)));
+                      noted_gib(weights)));
     }
     if (plan_.recompute == Recompute::none) return;
     const bool whole = plan_.recompute == Recompute::full && plan_.recompute_layers == subject_.model.num_layers;

@@ -62,7 +62,7 @@ std::string yaml_of(const ExportSubject& subject) {
 
 /// Which AdamW the figures are of, and how a script asks for it.
 std::string adam_note(const Plan& plan, const ModelSpec& model) {
-  const std::string roots = format_gib(foreach_roots(model, plan));
+  const std::string roots = noted_gib(foreach_roots(model, plan));
   switch (plan.adam) {
     case AdamForm::fused:
       return fmt::format(
@@ -93,7 +93,7 @@ void note_differences(const ExportSubject& subject, std::vector<std::string>& no
         fmt::format("reduce gradients in every micro-step (accelerate: "
                     "GradientAccumulationPlugin(sync_each_batch=True)); no_sync() "
                     "would sum them unsharded, {} on each GPU.",
-                    format_gib(unsharded)));
+                    noted_gib(unsharded)));
   }
   if (plan.recompute != Recompute::none &&
       (plan.recompute == Recompute::selective || plan.recompute_layers < subject.model.num_layers)) {

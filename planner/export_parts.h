@@ -56,6 +56,9 @@ FsdpExport export_fsdp(const ExportSubject& subject);
 
 std::string export_launch(const ExportSubject& subject, const DeepspeedExport& deepspeed, const FsdpExport& fsdp);
 
+/// An amount in a note: what would read "0.0 GiB" is "less than 0.1 GiB".
+std::string noted_gib(Bytes amount);
+
 /// Where deepspeed.json sends what lives on NVMe, until the user changes it.
 inline constexpr std::string_view kNvmePath = "/local_nvme";
 

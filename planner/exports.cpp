@@ -125,4 +125,9 @@ std::vector<std::string> export_notes(const Candidate& candidate, const Answer& 
   return notes_of(export_deepspeed(subject), export_fsdp(subject));
 }
 
+std::string noted_gib(Bytes amount) {
+  constexpr Bytes kShown = 0.05_GiB;
+  return amount > Bytes() && amount < kShown ? "less than 0.1 GiB" : format_gib(amount);
+}
+
 }  // namespace zeroplan

@@ -108,13 +108,13 @@ class BatchCheck {
   void holds_on(std::int64_t ranks, const std::string& product) {
     lint_.report(
         "batch-ranks", std::string(kTrain),
-        fmt::format("{} = {} x ranks holds on {} rank{} only: DeepSpeed stops with an AssertionError on any other "
-                    "number, 1 included (a script started without torchrun or deepspeed).",
-                    *train_, product, ranks, ranks == 1 ? "" : "s"));
+        fmt::format("{} = {} x ranks holds on {} only: DeepSpeed stops with an AssertionError on any other number{}.",
+                    *train_, product, plural(ranks, "rank"),
+                    ranks == 1 ? "" : ", 1 included (a script started without torchrun or deepspeed)"));
   }
 
   std::string ranks_text() const {
-    if (*ranks_ == lint_.machine->ranks()) return fmt::format("{} rank{}", *ranks_, *ranks_ == 1 ? "" : "s");
+    if (*ranks_ == lint_.machine->ranks()) return plural(*ranks_, "rank");
     return fmt::format("{} data-parallel of {} ranks (sequence_parallel_size, autotp_size)", *ranks_,
                        lint_.machine->ranks());
   }
@@ -125,7 +125,7 @@ class BatchCheck {
     const std::int64_t product = *micro_ * *accumulation_;
     if (*train_ % product != 0) return "";
     const std::int64_t implied = *train_ / product;
-    const std::string holds = fmt::format(" It holds on {} rank{}", implied, implied == 1 ? "" : "s");
+    const std::string holds = fmt::format(" It holds on {}", plural(implied, "rank"));
     if (*ranks_ != 1) return holds + ".";
     return holds + fmt::format(
                        ": when {} processes run and each of them sees one rank, they were started without "
@@ -173,19 +173,21 @@ class BatchCheck {
                std::max<std::int64_t>(1, micro) * *ranks_);
       return;
     }
-    lint_.report("batch-inferred", std::string(kTrain),
-                 fmt::format("the micro-batch follows from it: {} / {} ranks = {} samples a GPU at once, without "
-                             "accumulation.",
-                             *train_, *ranks_, micro),
-                 fmt::format("\"{}\": a smaller one, with gradient_accumulation_steps, if that does not fit", kMicro));
+    lint_.report(
+        "batch-inferred", std::string(kTrain),
+        fmt::format("the micro-batch follows from it: {} / {} = {} a GPU at once, without accumulation.", *train_,
+                    plural(*ranks_, "rank"), plural(micro, "sample")),
+        micro == 1
+            ? ""
+            : fmt::format("\"{}\": a smaller one, with gradient_accumulation_steps, if that does not fit", kMicro));
   }
 
   void from_micro() {
     const std::int64_t accumulation = accumulation_.value_or(1);
     if (lint_.has(kAccumulation) && !accumulation_) return;
     lint_.report("batch-inferred", std::string(kMicro),
-                 fmt::format("train_batch_size follows: {} x {} x {} ranks = {}.", *micro_, accumulation, *ranks_,
-                             *micro_ * accumulation * *ranks_));
+                 fmt::format("train_batch_size follows: {} x {} x {} = {}.", *micro_, accumulation,
+                             plural(*ranks_, "rank"), *micro_ * accumulation * *ranks_));
   }
 
   Linter& lint_;

@@ -97,6 +97,8 @@ std::vector<std::string> meant_names(std::string_view text, const std::vector<st
 std::string meant_name(std::string_view text, const std::vector<std::string>& names);
 /// Equal but for case, '-' and blanks.
 bool same_but_case(std::string_view a, std::string_view b);
+/// "1 rank", "2 ranks".
+std::string plural(std::int64_t count, std::string_view word);
 /// Values as people write them in JSON: 500000000, 0.9.
 std::string json_number(double value);
 

@@ -7,6 +7,7 @@
 
 #include "models/deepspeed_keys.h"
 #include "planner/check_prediction_report.h"
+#include "planner/lint_parts.h"
 #include "planner/report_layout.h"
 
 namespace zeroplan {
@@ -24,10 +25,6 @@ Ink ink_of(Severity severity) {
   return severity == Severity::error ? Ink::bad : severity == Severity::warning ? Ink::bold : Ink::dim;
 }
 
-std::string plural(std::int64_t count, std::string_view word) {
-  return fmt::format("{} {}{}", count, word, count == 1 ? "" : "s");
-}
-
 std::string needs_text(RuleNeeds needs) {
   switch (needs) {
     case RuleNeeds::nothing:
@@ -43,6 +40,10 @@ std::string needs_text(RuleNeeds needs) {
 }
 
 }  // namespace
+
+std::string plural(std::int64_t count, std::string_view word) {
+  return fmt::format("{} {}{}", count, word, count == 1 ? "" : "s");
+}
 
 std::string printable_line(std::string text) {
   for (char& c : text) {

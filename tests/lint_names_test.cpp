@@ -7,6 +7,7 @@
 #include <set>
 
 #include "models/deepspeed_keys.h"
+#include "planner/export_parts.h"
 #include "planner/lint.h"
 #include "planner/lint_parts.h"
 #include "tests/catch.h"
@@ -269,4 +270,22 @@ TEST_CASE("Integers have no bound in Python, and what is too large is found with
   const Checked quoted(
       R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "max_live_parameters": "9223372036854775807"}})");
   CHECK_THAT(quoted.fixed(), HasText(R"("stage3_max_live_parameters": 9223372036854775807)"));
+}
+
+TEST_CASE("One is no plural, and what is less than is shown is not nothing") {
+  const MachineSpec eight = machine_for(parse_gpu_request("8xH100"), 1),
+                    one = machine_for(parse_gpu_request("1xH100"), 1);
+  const auto inferred = [](const char* text, const MachineSpec& machine) {
+    const ConfigText file = ConfigText::parse(text, "ds.json");
+    for (const Finding& finding : check_deepspeed({file, nullptr, &machine}).findings) {
+      if (finding.rule->id == "batch-inferred") return finding.message;
+    }
+    return std::string();
+  };
+  CHECK_THAT(inferred(R"({"train_batch_size": 8})", eight), HasText("8 / 8 ranks = 1 sample a GPU at once"));
+  CHECK_THAT(inferred(R"({"train_batch_size": 8})", one), HasText("8 / 1 rank = 8 samples a GPU at once"));
+  CHECK_THAT(inferred(R"({"train_micro_batch_size_per_gpu": 2})", one), HasText("2 x 1 x 1 rank = 2."));
+  CHECK(noted_gib(Bytes()) == "0.0 GiB");
+  CHECK(noted_gib(1_MiB) == "less than 0.1 GiB");
+  CHECK(noted_gib(0.06_GiB) == "0.1 GiB");
 }
