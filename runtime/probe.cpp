@@ -13,10 +13,12 @@
 
 #include "models/error.h"
 #include "runtime/host_memory.h"
+#include "runtime/host_traits.h"
 #include "runtime/probe_disk.h"
 #include "runtime/probe_fit.h"
 #include "runtime/probe_kernels.h"
 #include "runtime/probe_threads.h"
+#include "runtime/thread_clock.h"
 
 namespace zeroplan {
 namespace {

@@ -1,17 +1,12 @@
 #include "runtime/probe_kernels.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ctime>
-#include <fstream>
 #include <span>
 #include <utility>
 
 #include "runtime/adam.h"
-#include "runtime/cpu_features.h"
 #include "runtime/kernels/kernels.h"
 
 namespace zeroplan {
@@ -415,48 +410,6 @@ std::vector<ProbeSample> byte_samples(const HostKernels& host) {
 std::vector<ProbeSample> probe_samples(DType type, const HostKernels& host) {
   if (type == DType::u8) return byte_samples(host);
   return with_storage(type, [&](auto storage) { return Samples<typename decltype(storage)::Type>(host).take(); });
-}
-
-namespace {
-
-/// As Linux tells it ("32768K"); `otherwise` where it does not.
-Bytes cache_size(int level, Bytes otherwise) {
-  std::ifstream file(fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/size", level));
-  double kib = 0;
-  char unit = 0;
-  return file >> kib >> unit && unit == 'K' && kib > 0 ? Bytes(kib * kKiB) : otherwise;
-}
-
-}  // namespace
-
-HostKernels host_traits() {
-  HostKernels host;
-  host.instructions = "portable";
-  if (cpu_has_avx2()) host.instructions = "avx2", host.tile_rows = 6, host.tile_columns = 16;
-  if (cpu_has_avx512()) host.instructions = "avx512", host.tile_rows = 12, host.tile_columns = 32;
-  host.near_memory = cache_size(2, 1_MiB);
-  // Other cores and other guests use the last cache too: a quarter of it counts.
-  host.shared_memory = std::max(host.near_memory, 0.25 * cache_size(3, 16_MiB));
-  return host;
-}
-
-double thread_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-double time_of(const std::function<void()>& run, double least_seconds) {
-  run();
-  const double once = thread_seconds();
-  run();
-  const double first = thread_seconds() - once;
-  if (first >= least_seconds) return first;
-  constexpr double kMostRuns = 10000;
-  const int runs = static_cast<int>(std::min(kMostRuns, least_seconds / std::max(first, 1e-9)) + 1);
-  const double begin = thread_seconds();
-  for (int i = 0; i < runs; ++i) run();
-  return (thread_seconds() - begin) / runs;
 }
 
 }  // namespace zeroplan

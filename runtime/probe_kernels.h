@@ -23,14 +23,4 @@ struct ProbeSample {
 /// counts are made: tile, near_memory. The samples own what they work on, about 200 MB while they live.
 std::vector<ProbeSample> probe_samples(DType type, const HostKernels& host);
 
-/// What is known of this machine without measuring: instructions, tile, near_memory (the second-level cache).
-HostKernels host_traits();
-
-/// Processor time of this thread so far.
-double thread_seconds();
-
-/// Seconds of one run in this thread's processor time: what other programs take of the machine is not counted. As many
-/// runs as make `least_seconds`, at least one, after one that warms up.
-double time_of(const std::function<void()>& run, double least_seconds);
-
 }  // namespace zeroplan

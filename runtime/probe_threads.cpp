@@ -15,7 +15,7 @@
 #include "runtime/adam.h"
 #include "runtime/kernels/kernels.h"
 #include "runtime/probe_fit.h"
-#include "runtime/probe_kernels.h"
+#include "runtime/thread_clock.h"
 #include "runtime/thread_communicator.h"
 
 namespace zeroplan {

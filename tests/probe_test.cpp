@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/host_traits.h"
 #include "runtime/probe_disk.h"
 #include "runtime/probe_fit.h"
 #include "runtime/probe_kernels.h"
 #include "runtime/probe_threads.h"
+#include "runtime/thread_clock.h"
 #include "tests/catch.h"
 #include "tests/random_plan.h"
 
