@@ -228,7 +228,7 @@ TEST_CASE("On one node qgZ changes nothing, hpZ and qwZ win nothing") {
   gradients.quantized_gradients = true;
   CHECK(step_of(model, machine, gradients) == plain);
   secondary.hpz_ranks = 8;
-  CHECK(step_of(model, machine, secondary) >= plain);
+  CHECK(step_of(model, machine, secondary) >= plain * (1 - 1e-12));  // the same sum, in another order
   run.ranks = 1;
   EngineTimeRun alone = run;
   alone.quantized_weights = true;
