@@ -23,7 +23,7 @@ enum class TimeFit : std::uint8_t {
   host_op,                     // us: host time of one PyTorch op in forward, or in backward
   host_op_deepspeed,           // us: the same in DeepSpeed runs of several processes
   host_op_backward,            // 1: of host_op, an op's backward, which autograd starts without Python
-  host_hook_deepspeed,         // us a trained tensor: DeepSpeed's hook in backward at stages 0 to 2
+  host_hook_deepspeed,         // us a trained tensor: DeepSpeed's hook in backward; stage 0 has none, but copies
   host_stage3,                 // 1: factor of that under ZeRO-3, whose hooks run for every module
   host_fsdp1,                  // ms: hooks of one unit in forward, or in backward
   host_fsdp2,                  // ms

@@ -116,7 +116,8 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   }
   if (!deepspeed) return update;
   if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
-  // In Python, tensor by tensor: what of the model's tensors a rank updates. Stage 0 has flat groups but in bf16.
+  // In Python, tensor by tensor: what of the model's tensors a rank updates. Stage 0 goes over all of them in 16 bits
+  // (FP16_Optimizer: overflow, casts, copies), of which bf16 was measured; fp16 counts none here.
   const bool by_tensor = run.stage == 0 ? run.type == DType::bf16 : run.stage < 3;
   if (by_tensor && run.offload_optimizer == OffloadedOptimizer::none)
     update.optimizer +=

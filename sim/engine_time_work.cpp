@@ -40,7 +40,8 @@ constexpr ElementBytes kCombineRows{14, 18};   // times the weight, back in plac
 constexpr double kScoreBytes = 10;
 constexpr double kScoreBackward = 1.3;
 /// Bytes a score that transformers' eager attention moves with each operation as a kernel of its own, 16 bits: product,
-/// scale, mask, softmax, product; gradients of them. In fp32 softmax: casts there and back, and 4 B in place of 2.
+/// scale, mask, softmax, product; gradients of them. In fp32 softmax: casts there and back, and 4 B in place of 2. Of
+/// fp16, torch's softmax kernel casts its input itself, and its backward the gradient (8 and 10): counted as of bf16.
 constexpr ElementBytes kEagerScores{16, 18};
 constexpr ElementBytes kWideSoftmax{16, 18};
 /// Casts to fp8 with dynamic scales: bytes an input element, an output element, a weight; without compilation they are
