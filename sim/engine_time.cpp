@@ -202,9 +202,10 @@ class StepModel {
   bool alone_on_host() const { return deepspeed() && !c_.run.communicates && c_.run.stage < 3; }
 
   Seconds host_floor_backward(const LayerWork& work) const {
-    if (!alone_on_host()) return host_floor(work);  // the difference is not in those rows
+    if (!alone_on_host()) return host_floor(work);                      // the difference is not in those rows
+    const double hooked = c_.run.stage > 0 ? work.trained_tensors : 0;  // stage 0 reduces once all is there
     return Seconds(kMicrosecond * (fit(TimeFit::host_op) * fit(TimeFit::host_op_backward) * work.host_ops +
-                                   fit(TimeFit::host_hook_deepspeed) * work.trained_tensors));
+                                   fit(TimeFit::host_hook_deepspeed) * hooked));
   }
 
   Seconds host_floor(const LayerWork& work) const {

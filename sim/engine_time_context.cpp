@@ -144,8 +144,10 @@ EngineTimeContext::EngineTimeContext(const ModelSpec& model, const MachineSpec& 
   rates.matmul_scale = gpu.matmul_rate(run.type) / (peak * efficiency.value);
   attention_efficiency = attention_for(fit, machine.gpu, run.attention);
   rates.fused_attention = peak * attention_efficiency;
-  if (const double dims = exponential_dims(machine.gpu); dims > 0) rates.exponentials = peak / dims;
-  rates.unfused_attention = peak * fit[TimeFit::unfused_attention_rate];
+  if (const double dims = exponential_dims(machine.gpu); dims > 0)
+    rates.exponentials = dense_peak(machine.gpu, DType::bf16) / dims;
+  // What holds products of attention back in 16 bits does not in fp32, whose own rate is a fifteenth.
+  rates.unfused_attention = peak * (run.type == DType::fp32 ? efficiency.value : fit[TimeFit::unfused_attention_rate]);
   const bool hugging_face = run.stack == KernelStack::hugging_face;
   rates.streaming =
       machine.gpu.memory_bandwidth * fit[hugging_face ? TimeFit::memory_rate_hugging_face : TimeFit::memory_rate_eager];

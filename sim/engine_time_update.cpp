@@ -116,9 +116,9 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   }
   if (!deepspeed) return update;
   if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
-  // In Python, tensor by tensor: what of the model's tensors a rank updates. Stage 0 goes over all of them in 16 bits
-  // (FP16_Optimizer: overflow, casts, copies), of which bf16 was measured; fp16 counts none here.
-  const bool by_tensor = run.stage == 0 ? run.type == DType::bf16 : run.stage < 3;
+  // In Python, tensor by tensor: what of the model's tensors a rank updates; stage 0 goes over all of them in 16 bits
+  // (FP16_Optimizer: overflow, casts, copies).
+  const bool by_tensor = run.stage == 0 ? run.type != DType::fp32 : run.stage < 3;
   if (by_tensor && run.offload_optimizer == OffloadedOptimizer::none)
     update.optimizer +=
         Seconds(c.fit[TimeFit::optimizer_tensor_deepspeed] * kMillisecond * num_tensors(model) / c.shards());

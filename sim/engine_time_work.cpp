@@ -40,10 +40,10 @@ constexpr ElementBytes kCombineRows{14, 18};   // times the weight, back in plac
 constexpr double kScoreBytes = 10;
 constexpr double kScoreBackward = 1.3;
 /// Bytes a score that transformers' eager attention moves with each operation as a kernel of its own, 16 bits: product,
-/// scale, mask, softmax, product; gradients of them. In fp32 softmax: casts there and back, and 4 B in place of 2. Of
-/// fp16, torch's softmax kernel casts its input itself, and its backward the gradient (8 and 10): counted as of bf16.
+/// scale, mask, softmax, product; gradients of them. A softmax in fp32: casts there and back, and 4 B in place of 2;
+/// from fp16 torch's softmax kernel and its backward cast by themselves.
 constexpr ElementBytes kEagerScores{16, 18};
-constexpr ElementBytes kWideSoftmax{16, 18};
+constexpr ElementBytes kWideSoftmax{16, 18}, kWideSoftmaxFp16{8, 10};
 /// Casts to fp8 with dynamic scales: bytes an input element, an output element, a weight; without compilation they are
 /// separate kernels.
 constexpr double kCastInput = 5, kCastOutput = 5, kCastWeight = 6, kCastEager = 4;
@@ -276,7 +276,7 @@ class LayerWalk {
   void attention(const GraphOp& op) {
     const AttentionShape& a = op.attention;
     stream(attention_copies(kind_, run_.stack), static_cast<double>(a.heads * a.v_dim));
-    if (run_.attention == AttentionSoftware::eager) return eager_attention(a);
+    if (run_.attention == AttentionSoftware::eager || sdpa_takes_math(a)) return eager_attention(a);
     if (run_.attention == AttentionSoftware::unfused || !(rates_.fused_attention > FlopsPerSecond())) {
       const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
       const Flops flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim));
@@ -293,16 +293,24 @@ class LayerWalk {
     work_.attention_backward += forward * kAttentionBackwardFlops;
   }
 
+  /// PyTorch's SDPA has no fused kernel for grouped heads in fp32 (models/eager_sdpa.cpp); its math kernel moves scores
+  /// as eager attention does.
+  bool sdpa_takes_math(const AttentionShape& a) const {
+    return run_.stack == KernelStack::hugging_face && run_.attention == AttentionSoftware::sdpa &&
+           run_.type == DType::fp32 && a.kv_heads < a.heads;
+  }
+
   void eager_attention(const AttentionShape& a) {
     const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
     const Seconds products = Flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim)) / rates_.unfused_attention;
     const double width = static_cast<double>(size_of(run_.type)) / size_of(DType::bf16);
     const bool casts = rates_.wide_softmax && run_.type != DType::fp32;
-    const auto traffic = [&](double usual, double wide) {
-      return Bytes((usual * width + (casts ? wide : 0)) * scores) / rates_.scores;
+    const ElementBytes wide = run_.type == DType::fp16 ? kWideSoftmaxFp16 : kWideSoftmax;
+    const auto traffic = [&](double usual, double casting) {
+      return Bytes((usual * width + (casts ? casting : 0)) * scores) / rates_.scores;
     };
-    work_.attention_forward += products + traffic(kEagerScores.forward, kWideSoftmax.forward);
-    work_.attention_backward += products * 2 + traffic(kEagerScores.backward, kWideSoftmax.backward);
+    work_.attention_forward += products + traffic(kEagerScores.forward, wide.forward);
+    work_.attention_backward += products * 2 + traffic(kEagerScores.backward, wide.backward);
   }
 
   void add_casts() {
@@ -328,14 +336,24 @@ class LayerWalk {
 }  // namespace
 
 double exponential_dims(const GpuSpec& gpu) {
-  constexpr double kResults = 16, kFlopsOfDimension = 4;
+  constexpr double kFlopsOfDimension = 4;
   const std::string_view capability = gpu.compute_capability;
-  double flops = 0;  // of 16-bit products with fp32 sums, a clock and multiprocessor, in NVIDIA's architecture papers
+  // 16-bit products with fp32 sums, FLOPs a clock and multiprocessor, in NVIDIA's architecture papers.
+  double flops = 0;
   if (capability == "8.0") flops = 2048;
   if (capability == "9.0") flops = 4096;
   if (capability.starts_with("10.")) flops = 8192;
   if (capability == "8.6" || capability == "8.9" || capability.starts_with("12.")) flops = 1024;
-  return flops / kResults / kFlopsOfDimension;
+  // Cards that were cut (GeForce, A10G, H20) show it against fp32, 2 FLOPs in each lane; the clocks of the two peaks
+  // differ by less than a fifth.
+  if (gpu.peak_bf16 && gpu.peak_fp32) {
+    const double lanes = capability == "8.0" ? 64 : 128;
+    const double by_peaks = 2 * lanes * (*gpu.peak_bf16 / *gpu.peak_fp32);
+    if (by_peaks < 0.8 * flops) flops = by_peaks;
+  }
+  const double results =
+      capability == "10.3" ? 32 : 16;  // special functions a clock; Blackwell Ultra has twice as many
+  return flops / results / kFlopsOfDimension;
 }
 
 LayerWork layer_work(const BlockKind& layer, const EngineTimeRun& run, TokenShape tokens, const KernelRates& rates,
