@@ -166,7 +166,7 @@ class KeyWalk {
     if (prefixed(object, member, path, section)) return;
     if (other_letters(object, member, path, section, policy)) return;
     if (misplaced(member, path, section, policy)) return;
-    const std::vector<std::string> meant = meant_keys(member.key, section);
+    const std::vector<std::string> meant = meant_keys(member, section, policy);
     if (meant.size() == 1) return misspelt(object, member, path, meant.front(), policy);
     Finding& finding = lint_.report_at(by_policy("unknown-key", policy), path, member.line,
                                        fmt::format("{} is no key {}DeepSpeed {}: {}.", in_quotes(member.key),
@@ -284,15 +284,19 @@ class KeyWalk {
   }
 
   /// The keys of a section that a text may mean, by their long names, without old ones of which the new one is there
-  /// too.
-  std::vector<std::string> meant_keys(std::string_view text, const std::string& section) const {
+  /// too. Where DeepSpeed ignores keys they may be a script's own: a "date" that is a text is no section cut short.
+  std::vector<std::string> meant_keys(const ConfigMember& member, const std::string& section, UnknownKey policy) const {
+    const std::string& text = member.key;
+    const bool no_section = policy == UnknownKey::ignored && !member.value.is_object();
     std::vector<std::string> names, meant;
     for (const DeepspeedKey* key : lint_.keys.in_section(section)) {
       names.emplace_back(key->leaf());
       if (!key->alias.empty()) names.push_back(key->alias);
     }
     for (const std::string& name : meant_names(text, names)) {
-      const std::string_view leaf = lint_.keys.find(joined(section, name))->leaf();
+      const DeepspeedKey* key = lint_.keys.find(joined(section, name));
+      if (no_section && key->type == ConfigType::object && slip_of(text, {name}).empty()) continue;
+      const std::string_view leaf = key->leaf();
       if (std::ranges::find(meant, leaf) == meant.end()) meant.emplace_back(leaf);
     }
     std::erase_if(meant, [&](const std::string& name) {

@@ -19,10 +19,22 @@ std::string folded(std::string_view text) {
   return result;
 }
 
+bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
+
+/// "trainBatchSize" -> "train_Batch_Size": the words of a name that capitals part.
+std::string parted(std::string_view name) {
+  std::string result;
+  for (const char c : name) {
+    if (c >= 'A' && c <= 'Z' && !result.empty() && is_letter(result.back())) result += '_';
+    result += c;
+  }
+  return result;
+}
+
 /// "train_bs" -> train, batch, size: the one usual abbreviation of two words.
 std::vector<std::string> words_of(std::string_view name) {
   std::vector<std::string> words;
-  for (std::string rest = folded(name); !rest.empty();) {
+  for (std::string rest = folded(parted(name)); !rest.empty();) {
     const std::size_t end = std::min(rest.find('_'), rest.size());
     const std::string word = rest.substr(0, end);
     rest.erase(0, std::min(end + 1, rest.size()));
@@ -34,8 +46,6 @@ std::vector<std::string> words_of(std::string_view name) {
   }
   return words;
 }
-
-bool is_letter(char c) { return c >= 'a' && c <= 'z'; }
 
 std::string_view singular(std::string_view word) {
   if (word.size() > 3 && word.ends_with('s') && !word.ends_with("ss")) word.remove_suffix(1);

@@ -121,7 +121,7 @@ TEST_CASE("Every key of DeepSpeed is recognised in its usual abbreviations") {
       // Another key's very name, here or (as compile.offload_param) elsewhere.
       if (knows(keys, path) || !keys.with_leaf(form).empty()) continue;
       ++tried;
-      const Checked checked(nested(path, "1"));
+      const Checked checked(nested(path, key->type == ConfigType::object ? "{}" : "1"));
       const Finding* finding = checked.at(path);
       INFO(path);
       REQUIRE(finding != nullptr);
@@ -143,7 +143,7 @@ TEST_CASE("A word left out of a key leaves it open at most between keys that all
       if (knows(keys, path) || !keys.with_leaf(form).empty()) continue;
       if (path == "data_type") continue;  // one letter from data_types
       ++tried;
-      const Checked checked(nested(path, "1"));
+      const Checked checked(nested(path, key->type == ConfigType::object ? "{}" : "1"));
       const Finding* finding = checked.at(path);
       INFO(path);
       REQUIRE(finding != nullptr);
@@ -177,6 +177,24 @@ TEST_CASE("Names that are not near are not guessed") {
   CHECK(meant_name("train_bs", {"train_batch_size"}) == "train_batch_size");
   CHECK(meant_names(std::string(100'000, 'a'), names).empty());
   CHECK(meant_names(std::string(100'000, '_'), names).empty());
+}
+
+TEST_CASE("A script's own value is no section of DeepSpeed cut short") {
+  for (const char* own : {R"("date": "2026-12-01")", R"("time": 3)", R"("data": "corpus")", R"("ampere": true)"}) {
+    const std::string text = fmt::format("{{\"train_batch_size\": 8, {}}}", own);
+    const Checked checked(text);
+    INFO(text);
+    CHECK(std::ranges::none_of(checked.answer.findings,
+                               [](const Finding& finding) { return finding.rule->id.starts_with("misspelt-key"); }));
+    CHECK_THAT(checked.fixed(), HasText(own));
+  }
+  CHECK_THAT(Checked(R"({"time": {}})").fixed(), HasText("\"timers\""));
+}
+
+TEST_CASE("Capitals part words as underscores do") {
+  CHECK_THAT(Checked(R"({"trainMicroBatchSizePerGpu": 1})").fixed(), HasText("\"train_micro_batch_size_per_gpu\": 1"));
+  CHECK_THAT(Checked(R"({"zeroOptimization": {"stage": 1}})").fixed(), HasText("\"zero_optimization\""));
+  CHECK_THAT(Checked(R"({"trainingParameters": {}})").fixed(), HasText("\"trainingParameters\""));
 }
 
 TEST_CASE("No correction proposes a key that stands there already") {
