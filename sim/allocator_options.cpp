@@ -84,7 +84,9 @@ void parse_option(AllocatorOptions& options, std::string_view key, std::string_v
     const std::vector<std::string> known = {"expandable_segments", "max_split_size_mb", "roundup_power2_divisions",
                                             "garbage_collection_threshold", "backend"};
     throw InputError(
-        fmt::format("PYTORCH_CUDA_ALLOC_CONF: no rule for {}:{} {}", key, value, did_you_mean(key, known)));
+        key == "backend"
+            ? fmt::format("PYTORCH_CUDA_ALLOC_CONF: no rule for backend:{}, expected native", value)
+            : fmt::format("PYTORCH_CUDA_ALLOC_CONF: no rule for {}:{} {}", key, value, did_you_mean(key, known)));
   }
 }
 

@@ -228,9 +228,18 @@ Demand of_host(const Parts& p, const HostWork& work) {
   return d;
 }
 
+/// Operands and result, each once.
+Bytes traffic_of(const Gemm& g) {
+  const auto m = static_cast<double>(g.m), n = static_cast<double>(g.n), k = static_cast<double>(g.k);
+  return Bytes(static_cast<double>(g.groups) * (m * k + k * n + m * n) * size_of(g.type));
+}
+
 Demand of_compute(const Parts& p, const Compute& c, bool on_host) {
   return std::visit(overloaded{
                         [&](const Gemm& g) {
+                          // A 16-bit model's products in fp32 (rotary tables, some routers) are small, and its GPU's
+                          // rate for them may be unknown.
+                          if (!p.gpu.supports(g.type)) return of_kernel(p.gpu.memory_bound(traffic_of(g)));
                           return of_kernel(g.groups == 1
                                                ? p.gpu.gemm(g.m, g.n, g.k, g.type, output_of(g))
                                                : p.gpu.grouped_gemm(g.groups, g.m, g.n, g.k, g.type, output_of(g)));

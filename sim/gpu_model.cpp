@@ -1,11 +1,13 @@
 #include "sim/gpu_model.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
 #include "models/error.h"
 #include "sim/kernel_shapes.h"
@@ -283,8 +285,12 @@ std::vector<Assumption> GpuModel::assumptions() const {
 
 void require_matmuls(const GpuSpec& gpu, DType type) {
   if (GpuModel(gpu).supports(type)) return;
+  std::vector<std::string_view> known;
+  for (const DType other : {DType::bf16, DType::fp16, DType::fp32})
+    if (GpuModel(gpu).supports(other)) known.push_back(to_string(other));
   throw InputError(fmt::format("--precision {}{}: expected {}: {} has no {} matmul rate", to_string(type),
-                               type == DType::bf16 ? " (the default)" : "", gpu.peak_fp16 ? "fp16 or fp32" : "fp32",
+                               type == DType::bf16 ? " (the default)" : "",
+                               known.empty() ? "a GPU with a matmul rate" : fmt::format("{}", fmt::join(known, " or ")),
                                gpu.name, to_string(type)));
 }
 

@@ -215,6 +215,8 @@ refused '--recompute selective' --model 7B --gpus 8xH100 --engine deepspeed --re
 refused '--offload ...:nvme' --model 7B --gpus 8xH100 --nvme 1x2TB --engine fsdp2 --offload all:nvme
 refused '--engine deepspeed: eager step' --model vit-base-patch16-224 --gpus 8xH100 --engine deepspeed
 refused '--precision bf16 (the default): expected fp16 or fp32' --model 7B --gpus 8xV100-32G --engine deepspeed
+refused '--precision fp16: expected bf16: Gaudi2' --model 7B --gpus 8xGaudi2 --precision fp16
+refused 'no rule for backend:cudaMallocAsync, expected native' --model 7B --gpus 8xH100 --engine fsdp2 --alloc-conf backend:cudaMallocAsync
 refused '--disk: expected a directory' probe --disk nowhere --out here.json
 
 # Tables that are none.

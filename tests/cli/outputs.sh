@@ -49,6 +49,9 @@ fi
 expect "a plan that fits: exit 0" exits 0 "${small[@]}" --json
 expect "JSON only on stdout" silent
 expect "it says feasible" out_has '"feasible": true'
+for engine in zeroplan deepspeed fsdp2; do
+  expect "a GPU without a rate in fp32 has plans in bf16, $engine" exits 0 --model 8B --gpus 8xGaudi2 --engine "$engine" --zero 3
+done
 expect "nothing fits: exit 1" exits 1 --model 70B --gpus 1x3090-24G --host-memory 16GiB --json
 expect "and the answer says so" out_has '"feasible": false'
 expect "and what is missing" out_has '"missing_bytes"'
