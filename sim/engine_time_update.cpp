@@ -116,10 +116,10 @@ Update step_update(const ModelSpec& model, const EngineTimeContext& c) {
   }
   if (!deepspeed) return update;
   if (run.stage == 1 || run.stage == 2) update.communication = c.gather(trained);
-  // In Python, tensor by tensor: what of the model's tensors a rank updates; stage 0 goes over all of them in 16 bits
-  // (FP16_Optimizer: overflow, casts, copies).
+  // In Python, tensor by tensor, wherever Adam runs: what of the model's tensors a rank updates; stage 0 goes over all
+  // of them in 16 bits (FP16_Optimizer: overflow, casts, copies).
   const bool by_tensor = run.stage == 0 ? run.type != DType::fp32 : run.stage < 3;
-  if (by_tensor && run.offload_optimizer == OffloadedOptimizer::none)
+  if (by_tensor)
     update.optimizer +=
         Seconds(c.fit[TimeFit::optimizer_tensor_deepspeed] * kMillisecond * num_tensors(model) / c.shards());
   if (run.communicates) update.host = Seconds(c.fit[TimeFit::deepspeed_overhead]);
