@@ -198,11 +198,8 @@ class StepModel {
     return Bytes(bytes * parameters) / c_.rates.streaming;
   }
 
-  /// A fake process group runs alone on its host; only ZeRO-3's hooks cost as much there as elsewhere.
-  bool alone_on_host() const { return deepspeed() && !c_.run.communicates && c_.run.stage < 3; }
-
   Seconds host_floor_backward(const LayerWork& work) const {
-    if (!alone_on_host()) return host_floor(work);                      // the difference is not in those rows
+    if (!c_.alone_on_host()) return host_floor(work);                   // the difference is not in those rows
     const double hooked = c_.run.stage > 0 ? work.trained_tensors : 0;  // stage 0 reduces once all is there
     return Seconds(kMicrosecond * (fit(TimeFit::host_op) * fit(TimeFit::host_op_backward) * work.host_ops +
                                    fit(TimeFit::host_hook_deepspeed) * hooked));
@@ -210,15 +207,13 @@ class StepModel {
 
   Seconds host_floor(const LayerWork& work) const {
     const EngineTimeRun& run = c_.run;
-    if (deepspeed()) {
-      const double op = alone_on_host() ? fit(TimeFit::host_op) : fit(TimeFit::host_op_deepspeed);
-      return Seconds(op * kMicrosecond * work.host_ops * (run.stage == 3 ? fit(TimeFit::host_stage3) : 1));
-    }
+    const Seconds ops(fit(c_.host_op()) * kMicrosecond * work.host_ops);
+    if (deepspeed()) return ops * (run.stage == 3 ? fit(TimeFit::host_stage3) : 1);
     double hooks = fit(TimeFit::host_fsdp1);
     if (run.engine == TimedEngine::fsdp2) {
       hooks = fit(run.stack == KernelStack::hugging_face ? TimeFit::host_fsdp2_hugging_face : TimeFit::host_fsdp2);
     }
-    return Seconds(fit(TimeFit::host_op) * kMicrosecond * work.host_ops + hooks * kMillisecond);
+    return ops + Seconds(hooks * kMillisecond);
   }
 
   /// Parameters of a layer that come from the host.

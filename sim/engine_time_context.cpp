@@ -280,9 +280,8 @@ std::vector<Assumption> EngineTimeContext::assumptions() const {
   } else {
     list.push_back({"attention", "unfused, scores in memory", "asked for, or the GPU has no fused kernel"});
   }
-  const bool several = run.engine == TimedEngine::deepspeed && (run.communicates || run.stage == 3);
   list.push_back({"host",
-                  fmt::format("{:.0f} us a PyTorch op{}", fit[several ? TimeFit::host_op_deepspeed : TimeFit::host_op],
+                  fmt::format("{:.0f} us a PyTorch op{}", fit[host_op()],
                               run.engine == TimedEngine::deepspeed && run.stage == 3
                                   ? fmt::format(" x {:.1f} for ZeRO-3's hooks", fit[TimeFit::host_stage3])
                                   : ""),

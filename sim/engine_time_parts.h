@@ -38,8 +38,16 @@ class EngineTimeContext {
   Seconds tensor_parallel(TokenShape tokens, std::int64_t hidden) const;
   int shards() const { return run.stage == 0 ? 1 : run.shard_ranks; }  // ranks that share optimizer states
   BytesPerSecond pcie(bool pinned) const;                              // of host copies, one GPU
-  double gpus_per_node() const;                                        // of the run
-  Seconds nvme_read(double bytes) const;                               // of all ranks of a node together
+  /// DeepSpeed in a fake process group, which has its host to itself; only ZeRO-3's hooks cost as much there as
+  /// elsewhere.
+  bool alone_on_host() const { return run.engine == TimedEngine::deepspeed && !run.communicates && run.stage < 3; }
+  /// Whose host time of a PyTorch op the run has.
+  TimeFit host_op() const {
+    const bool several = run.engine == TimedEngine::deepspeed && !alone_on_host();
+    return several ? TimeFit::host_op_deepspeed : TimeFit::host_op;
+  }
+  double gpus_per_node() const;           // of the run
+  Seconds nvme_read(double bytes) const;  // of all ranks of a node together
   Seconds nvme_write(double bytes) const;
   std::vector<Assumption> assumptions() const;
 

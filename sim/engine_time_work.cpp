@@ -278,12 +278,8 @@ class LayerWalk {
     stream(attention_copies(kind_, run_.stack), static_cast<double>(a.heads * a.v_dim));
     if (run_.attention == AttentionSoftware::eager || sdpa_takes_math(a)) return eager_attention(a);
     if (run_.attention == AttentionSoftware::unfused || !(rates_.fused_attention > FlopsPerSecond())) {
-      const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
-      const Flops flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim));
-      const Seconds traffic = Bytes(kScoreBytes * scores) / rates_.streaming;
-      work_.attention_forward += flops / rates_.unfused_attention + traffic;
-      work_.attention_backward += 2 * flops / rates_.unfused_attention + traffic * kScoreBackward;
-      return;
+      const Seconds traffic = Bytes(kScoreBytes * scores(a)) / rates_.streaming;
+      return unfused_attention(a, traffic, traffic * kScoreBackward);
     }
     const Flops products = forward_flops(op, tokens_) / split_;
     const double width = static_cast<double>(a.qk_dim + a.v_dim) / 2;
@@ -301,16 +297,25 @@ class LayerWalk {
   }
 
   void eager_attention(const AttentionShape& a) {
-    const double scores = static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
-    const Seconds products = Flops(2 * scores * static_cast<double>(a.qk_dim + a.v_dim)) / rates_.unfused_attention;
     const double width = static_cast<double>(size_of(run_.type)) / size_of(DType::bf16);
     const bool casts = rates_.wide_softmax && run_.type != DType::fp32;
     const ElementBytes wide = run_.type == DType::fp16 ? kWideSoftmaxFp16 : kWideSoftmax;
     const auto traffic = [&](double usual, double casting) {
-      return Bytes((usual * width + (casts ? casting : 0)) * scores) / rates_.scores;
+      return Bytes((usual * width + (casts ? casting : 0)) * scores(a)) / rates_.scores;
     };
-    work_.attention_forward += products + traffic(kEagerScores.forward, wide.forward);
-    work_.attention_backward += products * 2 + traffic(kEagerScores.backward, wide.backward);
+    unfused_attention(a, traffic(kEagerScores.forward, wide.forward), traffic(kEagerScores.backward, wide.backward));
+  }
+
+  /// Of all pairs of tokens, on one GPU of the tensor-parallel group.
+  double scores(const AttentionShape& a) const {
+    return static_cast<double>(a.heads) / split_ * static_cast<double>(tokens_.seq_len) * tokens();
+  }
+
+  /// Products of all scores, and what moves the scores forward and backward.
+  void unfused_attention(const AttentionShape& a, Seconds forward, Seconds backward) {
+    const Flops flops(2 * scores(a) * static_cast<double>(a.qk_dim + a.v_dim));
+    work_.attention_forward += flops / rates_.unfused_attention + forward;
+    work_.attention_backward += 2 * flops / rates_.unfused_attention + backward;
   }
 
   void add_casts() {
