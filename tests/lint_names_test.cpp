@@ -11,27 +11,13 @@
 #include "planner/lint.h"
 #include "planner/lint_parts.h"
 #include "tests/catch.h"
+#include "tests/lint_support.h"
 
 using namespace zeroplan;
+using zeroplan::tests::Checked;
 using zeroplan::tests::HasText;
 
 namespace {
-
-/// The findings at a path of a file, and the file that --fix makes of it.
-struct Checked {
-  ConfigText file;
-  CheckAnswer answer;
-
-  explicit Checked(std::string text)
-      : file(ConfigText::parse(std::move(text), "ds.json")), answer(check_deepspeed({file})) {}
-  const Finding* at(std::string_view path, std::string_view rule = "") const {
-    for (const Finding& finding : answer.findings) {
-      if (finding.key == path && (rule.empty() || finding.rule->id == rule)) return &finding;
-    }
-    return nullptr;
-  }
-  std::string fixed() const { return fix_deepspeed({file}).text; }
-};
 
 /// {"a": {"b": VALUE}} for "a.b".
 std::string nested(std::string_view path, std::string_view value) {

@@ -42,6 +42,13 @@ struct Checked {
     }
     return nullptr;
   }
+  /// The first finding at a path, of that rule or of any.
+  const Finding* at(std::string_view path, std::string_view rule = "") const {
+    for (const Finding& finding : answer.findings) {
+      if (finding.key == path && (rule.empty() || finding.rule->id == rule)) return &finding;
+    }
+    return nullptr;
+  }
   bool has(std::string_view rule) const { return find(rule) != nullptr; }
   std::string fixed() const { return fix_deepspeed(input()).text; }
   std::string listing() const {
